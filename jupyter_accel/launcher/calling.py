@@ -1,0 +1,184 @@
+"""``launch``: run a function on every rank and get its value back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from typing_extensions import TypeVarTuple, Unpack
+
+from jupyter_accel.errors import ConfigError
+from jupyter_accel.launcher import provider
+from jupyter_accel.launcher.job import Job, Outcome
+from jupyter_accel.launcher.launching import Work
+from jupyter_accel.launcher.shipping import Parcel, pack, unpack
+from jupyter_accel.launcher.stopping import Wishes, interrupts_to
+from jupyter_accel.launcher.worker import RankSide, Returned
+from jupyter_accel.settings import LaunchOptions
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_CALL = "__accel_call__"
+_VALUE = "value"
+_ENTRY = "jupyter_accel.launcher.calling:call"
+_TICK = 0.05  # seconds between two looks for an interrupt
+
+
+class _Process:
+    """The call that ranks inherit when this process is forked for them."""
+
+    inherited: Any = None
+
+
+def launch_all_ranks(
+    function: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    options: LaunchOptions | None = None,
+) -> list[T]:
+    """Call ``function(*args, **kwargs)`` on every rank; return the values in order of rank.
+
+    Raises:
+        ConfigError: the options ask for what this machine has not.
+        ShippingError: the function needs something that cannot travel.
+        WorkerError: a rank failed; it carries the first cause.
+        KeyboardInterrupt: the caller interrupted, and the ranks have been ended.
+    """
+    options = options or LaunchOptions()
+    call = (function, tuple(args), dict(kwargs or {}))
+    launcher = provider.launcher()
+    forked = options.start_method == "fork"
+    namespace = _namespace()
+    work = Work(_ENTRY, forked)
+    if forked:
+        _Process.inherited = call
+    else:
+        work = Work(_ENTRY, forked, pack({_CALL: call}, namespace=namespace, follow=True))
+    wishes = Wishes()
+    launcher.get_ready(options)
+    with interrupts_to(wishes):
+        try:
+            crew = launcher.open(options)
+        finally:
+            _Process.inherited = None
+        try:
+            job = launcher.assign(crew, work)
+            launcher.note(crew, state="running")
+            outcome = _follow(job, crew.pool.size, wishes)
+            return [_value(parcel, namespace) for parcel in outcome.parcels]
+        finally:
+            crew.close()
+
+
+def launch(  # noqa: PLR0913 - the options of a launch
+    function: Callable[[Unpack[Ts]], T],
+    *args: Unpack[Ts],
+    num_processes: int | None = None,
+    start_method: str = "forkserver",
+    precision: str | None = None,
+    device: str | None = None,
+    timeout: float | None = None,
+    memory_limit: int | None = None,
+) -> T:
+    """Call ``function(*args)`` on every rank and return rank 0's value.
+
+    Args:
+        function: may be defined anywhere, in a notebook cell too; what it refers to travels.
+        args: its positional arguments; use ``functools.partial`` for others.
+        num_processes: number of ranks; one for each usable device, or 1 on CPU.
+        start_method: ``"forkserver"``, ``"fork"`` or ``"spawn"``.
+        precision: what ``Accelerator()`` takes by default: ``"no"``, ``"fp16"``, ``"bf16"``.
+        device: ``"cpu"`` or ``"cuda"``.
+        timeout: seconds until the ranks are ended.
+        memory_limit: most bytes that one rank may allocate.
+
+    Raises:
+        WorkerError: a rank failed; it carries the first cause.
+    """
+    options = LaunchOptions(
+        num_processes=num_processes,
+        start_method=start_method,
+        precision=precision,
+        device=device,
+        timeout=timeout,
+        memory_limit=memory_limit,
+    )
+    return launch_all_ranks(function, args, options=options)[0]
+
+
+def notebook_launcher(  # noqa: PLR0913, PLR0917 - the arguments that Accelerate's users know
+    function: Callable[..., T],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | None = None,
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    **elastic: Any,
+) -> T:
+    """Call ``function(*args)`` on every rank, with the arguments of Accelerate's launcher.
+
+    Unlike there, rank 0's value is returned, the CPU's ranks form a group, and no port is used:
+    ``use_port`` and ``master_addr`` are accepted and have no effect on one machine.
+
+    Raises:
+        ConfigError: more than one machine is asked for, or restarts.
+    """
+    del use_port, master_addr
+    if num_nodes != 1 or node_rank != 0:
+        msg = f"num_nodes={num_nodes}: a notebook launches on its own machine only"
+        raise ConfigError(msg)
+    asked = {name: value for name, value in elastic.items() if value not in (None, 0, "static")}
+    if asked:
+        msg = f"notebook_launcher does not know {', '.join(asked)}; leave it out"
+        raise ConfigError(msg)
+    return launch(function, *args, num_processes=num_processes, precision=mixed_precision)
+
+
+def call(task: Any, parcel: Any, side: RankSide) -> Returned:
+    """Be the rank's side of ``launch``."""
+    del side
+    namespace = _namespace()
+    if task:
+        function, args, kwargs = _Process.inherited
+    else:
+        values = unpack(parcel, namespace=namespace)
+        function, args, kwargs = values.pop(_CALL)  # type: ignore[misc]
+        namespace.update(values)
+    value = function(*args, **kwargs)
+    return Returned(pack({_VALUE: value}, namespace=namespace, follow=False), {})
+
+
+def _follow(job: Job, size: int, wishes: Wishes) -> Outcome:
+    presenter = provider.presenter(size)
+    verdict = "ended"
+    try:
+        while not job.finished:
+            events = job.advance(_TICK)
+            for _ in range(wishes.take()):
+                events += job.interrupt()
+            for event in events:
+                presenter.show(event)
+        outcome = job.outcome()
+        verdict = outcome.sentence
+    finally:
+        presenter.close(verdict)
+    if outcome.reason == "interrupt":
+        raise KeyboardInterrupt(verdict)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def _value(parcel: Parcel | None, namespace: dict[str, Any]) -> Any:
+    if parcel is None:
+        return None  # the rank called sys.exit(0): it ended well, without a value
+    return unpack(parcel, namespace=namespace)[_VALUE]
+
+
+def _namespace() -> dict[str, Any]:
+    return sys.modules["__main__"].__dict__

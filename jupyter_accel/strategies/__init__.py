@@ -1,0 +1,1 @@
+"""Ways to distribute a model: one file each, found by name through ``registry``."""
