@@ -47,8 +47,8 @@ class FolderStore(Store):
         self._timeout = timeout
 
     def set(self, key: str, value: str | bytes) -> None:
-        with self._locked():
-            self._write(key, value.encode() if isinstance(value, str) else value)
+        # Without the lock: what is written does not depend on what was there.
+        self._write(key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
         self.wait([key], self._timeout)

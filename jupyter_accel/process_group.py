@@ -1,12 +1,15 @@
 """Join the ranks of a run into one process group, and leave it again.
 
-Measured on 2 cores with gloo, ranks forked from a process that had imported torch, median of 15
-(ms from the first line in the rank to a connected group, and from the fork to the ranks' end with
-one all-reduce in between):
+Measured on 2 cores with gloo, ranks forked from a process that had imported torch (ms from the
+first line in the rank to a connected group, and from the fork to the ranks' end with one
+all-reduce in between; quiet: median of 15 with a store without locks and presence keys, the first
+form of ours; busy, load 4 to 5: median of 25 with the present one):
 
-    ranks   FileStore     TCPStore on a given socket   FolderStore
-    2       12.8 / 24.0   5.2 / 18.7                   4.4 / 17.5
-    4       16.5 / 36.6   13.5 / 30.6                  14.3 / 31.4
+            ranks   FileStore     TCPStore on a given socket   FolderStore
+    quiet   2       12.8 / 24.0   5.2 / 18.7                   4.4 / 17.5
+            4       16.5 / 36.6   13.5 / 30.6                  14.3 / 31.4
+    busy    2       13.4 / 40.0   11.7 / 31.5                  11.9 / 38.2
+            4       31.7 / 61.0   29.0 / 64.7                  32.1 / 63.6
 
 ``FileStore`` sleeps 10 ms when a key is not there yet, which the ranks' first meeting always
 hits. A ``TCPStore`` listens where every user of the machine can write. So CPU ranks meet in a
@@ -58,6 +61,8 @@ def connect(world: World, store_path: str, *, timeout: float) -> None:
     store.set(f"here/{world.rank}", "1")
     try:
         _join(world, backend, timeout=timeout, store=store)
+        if world.device_type == "cpu":
+            dist.barrier()  # or a rank with little to do is gone while others still connect to it
     except dist.DistStoreError as error:
         absent = [r for r in range(world.size) if not store.check([f"here/{r}"])]
         if not absent:

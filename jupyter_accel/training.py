@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PreparedOptimizer(Optimizer):
     """The user's optimizer, stepped through the loss scaler where there is one.
 
-    All state stays in ``optimizer``; this object adds only the counters.
+    All state stays in ``optimizer``, hooks included; this object adds only the counters.
 
     Attributes:
         optimizer: the optimizer that was prepared.
@@ -76,12 +76,6 @@ class PreparedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
-
-    def __getattribute__(self, name: str) -> Any:
-        # A hook must sit where the step happens, and all kinds have a method of their own.
-        if name.startswith("register_"):
-            return getattr(self.optimizer, name)
-        return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not there yet while a copy is being made

@@ -20,6 +20,7 @@ import signal
 import tempfile
 import threading
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import KernelManager
-from leftovers import MARK, Footprint, children_of, marked, new_mark, retried
+from leftovers import MARK, Footprint, children_of, command_of, marked, new_mark, retried
 from typing_extensions import Self
 
 if TYPE_CHECKING:
@@ -129,7 +130,19 @@ class KernelSession:
 
     def start(self, code: str) -> RunningCell:
         """Send a cell and return at once."""
-        return RunningCell(self, self._client.execute(code, allow_stdin=False), code)
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        # JupyterLab sends such metadata with each cell; programs that run notebooks send none.
+        session = self._client.session
+        message = session.msg("execute_request", content, metadata={"cellId": uuid.uuid4().hex})
+        self._client.shell_channel.send(message)
+        return RunningCell(self, message["header"]["msg_id"], code)
 
     def run(self, code: str, timeout: float = 60.0) -> CellResult:
         """Run a cell to its end; a cell that fails is a result as well."""
@@ -202,7 +215,7 @@ class KernelSession:
         nothing = Footprint(shared_memory=self._at_start.shared_memory, files=self._at_start.files)
 
         def remains() -> str | None:
-            processes = [f"{p.pid} {' '.join(p.cmdline())[:90]}" for p in marked(self.mark)]
+            processes = [f"{p.pid} {command_of(p.pid)}" for p in marked(self.mark)]
             return "\n".join(processes) or self.footprint().beyond(nothing)
 
         retried(remains, within)

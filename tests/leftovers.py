@@ -64,14 +64,21 @@ def shared_memory_entries() -> frozenset[str]:
 
 
 def _held_by_others(entries: Iterable[str], ours: Sequence[int]) -> frozenset[str]:
-    """Those entries of /dev/shm that a living process which is not ours has mapped."""
-    wanted = {f"{SHARED_MEMORY}/{name}": name for name in entries}
+    """Those entries of /dev/shm that a living process which is not ours has mapped.
+
+    They are known by their inode: a semaphore is mapped under the name of a draft, now deleted.
+    """
+    wanted = {}
+    for name in entries:
+        with suppress(OSError):
+            wanted[str((SHARED_MEMORY / name).stat().st_ino)] = name
     held = set()
     for process in psutil.process_iter() if wanted else ():
         if process.pid not in ours:
             with suppress(psutil.Error, OSError):
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                held |= {name for path, name in wanted.items() if path in maps}
+                lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                inodes = {line.split()[4] for line in lines if f"{SHARED_MEMORY}/" in line}
+                held |= {name for inode, name in wanted.items() if inode in inodes}
     return frozenset(held)
 
 
@@ -97,7 +104,7 @@ class Footprint:
     def of(cls, pids: Sequence[int], folders: Sequence[Path] = ()) -> Footprint:
         targets = {pid: open_descriptors(pid) for pid in pids}
         return cls(
-            processes={pid: _command(pid) for pid in pids},
+            processes={pid: command_of(pid) for pid in pids},
             descriptors={pid: len(fds) for pid, fds in targets.items()},
             memfds=sum(t.startswith("/memfd:") for fds in targets.values() for t in fds.values()),
             shared_memory=shared_memory_entries(),
@@ -125,7 +132,7 @@ class Footprint:
         return "\n".join(remarks) or None
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         process = psutil.Process(pid)
         return f"{process.status()} {' '.join(process.cmdline())[:90]}"

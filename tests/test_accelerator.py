@@ -145,6 +145,21 @@ def test_clipping_a_part_unscales_each_optimizer_once():
     assert optimizer.steps_taken == 1
 
 
+def test_clipping_one_model_leaves_the_gradients_of_another_scaled():
+    accelerator = Accelerator("fp16", cpu=True)
+    pairs = [accelerator.prepare(*parts()[:2]) for _ in range(2)]
+    for model, _ in pairs:
+        accelerator.backward(model(torch.ones(1, 1)).sum() / 8)
+    (first, _), (second, _) = pairs
+    accelerator.clip_grad_norm_(first.parameters(), 9.0)
+    assert first.bias.grad.item() == 1 / 8
+    assert second.bias.grad.item() == 65536 / 8
+    before = second.bias.item()
+    for _, optimizer in pairs:
+        optimizer.step()
+    assert second.bias.item() == pytest.approx(before - 1 / 8)
+
+
 def test_the_launchers_precision_is_the_default_and_an_argument_wins(monkeypatch):
     monkeypatch.setenv("JUPYTER_ACCEL_MIXED_PRECISION", "bf16")
     assert Accelerator(cpu=True).mixed_precision == "bf16"

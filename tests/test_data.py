@@ -152,7 +152,7 @@ def test_batches_of_a_users_own_sampler_stay_whole():
     first, second = (read(prepared(loader, rank, 2)) for rank in range(2))
     assert [batch for batch, _ in first] == [[0], [4, 5], [8]]
     assert [batch for batch, _ in second] == [[1, 2, 3], [6, 7], [0]]
-    assert second[-1] == ([0], (False,))
+    assert [valid for _, valid in second] == [(True,) * 3, (True,) * 2, (False,)]
 
 
 def test_a_batch_sampler_of_torch_is_cut_anew_like_a_batch_size():
@@ -248,6 +248,11 @@ def test_two_passes_at_once_do_not_mix():
     ready = prepared(DataLoader(Numbers(5), batch_size=1), 1, 2)
     pairs = [(a.tolist(), b.tolist()) for a, b in zip(ready, ready, strict=True)]
     assert pairs == [([1], [1]), ([3], [3]), ([0], [0])]
+    ahead = prepared(DataLoader(Numbers(5), batch_size=1, num_workers=1), 1, 2)
+    first, second = iter(ahead), iter(ahead)
+    next(first)  # its worker has been asked for the next batches already
+    next(second)
+    assert [ahead.valid for _ in first] == [ahead.valid for _ in second] == [(True,), (False,)]
 
 
 def test_the_position_counts_what_the_caller_has_seen():
@@ -281,6 +286,15 @@ def test_a_prepared_loader_is_a_data_loader_with_the_settings_of_its_source():
     assert ready.dataset is source.dataset
     assert [len(read(ready)) for _ in range(2)] == [2, 2]
     del ready._inner._iterator  # ends the workers now, and not at some later collection
+
+
+def test_workers_that_the_source_keeps_stay_its_own():
+    source = DataLoader(Numbers(4), batch_size=2, num_workers=1, persistent_workers=True)
+    assert len(list(source)) == 2
+    ready = prepared(source, 0, 2)
+    assert [batch for batch, _ in read(ready)] == [[0, 1]]
+    assert len(list(source)) == 2
+    del ready._inner._iterator, source._iterator
 
 
 def test_a_loader_that_is_dealt_out_already_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.job import Job, Outcome
 from jupyter_accel.launcher.launching import Work
 from jupyter_accel.launcher.shipping import Parcel, pack, unpack
-from jupyter_accel.launcher.stopping import Wishes, interrupts_to
+from jupyter_accel.launcher.stopping import Wishes, interruptible, interrupts_to
 from jupyter_accel.launcher.worker import RankSide, Returned
 from jupyter_accel.settings import LaunchOptions
 
@@ -56,16 +57,17 @@ def launch_all_ranks(
     if forked:
         _Process.inherited = call
     else:
-        work = Work(_ENTRY, forked, pack({_CALL: call}, namespace=namespace, follow=True))
+        parcel = pack({_CALL: call}, namespace=namespace, follow=True, loose=True)
+        work = Work(_ENTRY, forked, parcel)
     wishes = Wishes()
     launcher.get_ready(options)
     with interrupts_to(wishes):
         try:
-            crew = launcher.open(options)
+            crew = launcher.open(options, work.parcel)
         finally:
             _Process.inherited = None
         try:
-            job = launcher.assign(crew, work)
+            job = launcher.assign(crew, work, timeout=options.timeout)
             launcher.note(crew, state="running")
             outcome = _follow(job, crew.pool.size, wishes)
             return [_value(parcel, namespace) for parcel in outcome.parcels]
@@ -155,18 +157,23 @@ def call(task: Any, parcel: Any, side: RankSide) -> Returned:
 
 def _follow(job: Job, size: int, wishes: Wishes) -> Outcome:
     presenter = provider.presenter(size)
+    job.pool.show_at_once(presenter.at_once)
     verdict = "ended"
     try:
         while not job.finished:
-            events = job.advance(_TICK)
+            if presenter.full:
+                time.sleep(_TICK)  # the ranks wait as well, once their pipes are full
+            events = [] if presenter.full else job.advance(_TICK)
             for _ in range(wishes.take()):
                 events += job.interrupt()
             for event in events:
                 presenter.show(event)
+            presenter.tick()
         outcome = job.outcome()
         verdict = outcome.sentence
     finally:
-        presenter.close(verdict)
+        with interruptible():
+            presenter.close(verdict, stopped=job.reason == "interrupt")
     if outcome.reason == "interrupt":
         raise KeyboardInterrupt(verdict)
     if outcome.error is not None:

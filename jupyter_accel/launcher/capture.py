@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import ChainMap
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_accel.launcher import code_names, shipping
 from jupyter_accel.launcher.code_names import Kind, Uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     Block = Iterable[ast.stmt]
 
@@ -71,15 +72,22 @@ def capture(
     names: CellNames | Iterable[str],
     namespace: dict[str, Any],
     *,
+    local: Mapping[str, Any] = MappingProxyType({}),
     ignore: Collection[str] = shipping.OWN,
+    loose: bool = False,
 ) -> shipping.Parcel:
-    """Pack what a cell needs: its names, as far as they exist, and what those refer to."""
+    """Pack what a cell needs: its names, as far as they exist, and what those refer to.
+
+    Args:
+        names: what the cell uses.
+        namespace: the user's globals.
+        local: the variables of the function that launches, if one does; they come first.
+        ignore: names of the namespace that stay.
+        loose: leave large buffers where they are, for the caller to copy.
+    """
     cell = names if isinstance(names, CellNames) else CellNames(frozenset(names), ())
-    values = {
-        name: namespace[name]
-        for name in sorted(cell.read)
-        if name in namespace and name not in ignore
-    }
+    visible = ChainMap(dict(local), {n: v for n, v in namespace.items() if n not in ignore})
+    values = {name: visible[name] for name in sorted(cell.read) if name in visible}
     for name in sorted(cell.hints.intersection(namespace)):
         if name in ignore or _HISTORY.fullmatch(name):
             continue
@@ -87,7 +95,12 @@ def capture(
         if shipping.failure(namespace[name], namespace=namespace, follow=True) is None:
             values.setdefault(name, namespace[name])
     return shipping.pack(
-        values, namespace=namespace, follow=True, attributes=cell.attributes, ignore=ignore
+        values,
+        namespace=namespace,
+        follow=True,
+        attributes=cell.attributes,
+        ignore=ignore,
+        loose=loose,
     )
 
 
@@ -125,7 +138,8 @@ class _Flow:
         self._magics(nodes)
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             for alias in statement.names:
-                self._store(alias.asname or alias.name.partition(".")[0])
+                if alias.name != "*":
+                    self._store(alias.asname or alias.name.partition(".")[0])
         elif any(isinstance(node, _SCOPES) for node in nodes):
             self._compiled(statement, nodes)
         else:
@@ -227,7 +241,7 @@ class _Flow:
             later.read.update(uses.read)
             later.written.update(uses.written)
             return
-        own: set[str] = set()
+        own = set(code_names.GIVEN)
         for kind, item in code_names.events(code):
             if isinstance(item, CodeType):
                 self._body(item, later)
@@ -356,17 +370,14 @@ def _match(flow: _Flow, node: ast.Match) -> None:
 
 
 def _pattern(flow: _Flow, pattern: ast.pattern) -> None:
-    for part in ast.walk(pattern):
-        if isinstance(part, ast.MatchValue):
-            flow.expression(part.value)
-        elif isinstance(part, ast.MatchClass):
-            flow.expression(part.cls)
-        elif isinstance(part, ast.MatchMapping):
-            for key in part.keys:
-                flow.expression(key)
-        name = getattr(part, "rest", None) or getattr(part, "name", None)
-        if isinstance(name, str):
-            flow.target(ast.copy_location(ast.Name(name, ast.Store()), pattern))
+    for part in ast.iter_child_nodes(pattern):
+        if isinstance(part, ast.pattern):
+            _pattern(flow, part)
+        elif isinstance(part, ast.expr):
+            flow.expression(part)
+    name = getattr(pattern, "rest", None) or getattr(pattern, "name", None)
+    if isinstance(name, str):
+        flow.target(ast.copy_location(ast.Name(name, ast.Store()), pattern))
 
 
 _COMPOUND: dict[type[ast.stmt], Callable[[_Flow, Any], None]] = {

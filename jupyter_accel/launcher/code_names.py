@@ -41,6 +41,8 @@ _KINDS = {
 _LOAD_GLOBAL = opcode.opmap["LOAD_GLOBAL"]
 # From 3.11 on the lowest bit of LOAD_GLOBAL's argument says whether a call follows.
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0
+# A class body begins with reading the name of its module, of itself.
+GIVEN = ("__name__",)
 _EXTENDED_ARG = opcode.opmap["EXTENDED_ARG"]
 
 
@@ -95,8 +97,8 @@ def uses_of(code: CodeType) -> Uses:
 
 
 def _collect(code: CodeType, uses: Uses) -> None:
-    own: set[str] = set()  # a class body's own names
     in_class = is_class_body(code)
+    own = set(GIVEN) if in_class else set()  # a class body's own names
     uses.attributes.update(code.co_names)
     for kind, item in events(code):
         if isinstance(item, CodeType):

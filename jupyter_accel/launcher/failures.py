@@ -49,7 +49,12 @@ class Failure:
 
     @property
     def follows(self) -> bool:
-        """Whether it is only the echo of another rank's end: a lost connection."""
+        """Whether it is only the echo of another rank's end: a lost connection, or our signal."""
+        return self.lost or self.ename == "KeyboardInterrupt"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection to another rank broke."""
         text = self.message.lower()
         lost = self.ename in _PEER_LOST_TYPES and any(words in text for words in _PEER_LOST)
         return lost and not self.died
@@ -96,6 +101,8 @@ def folded(failures: Sequence[Failure]) -> list[tuple[list[int], Failure]]:
     groups: dict[tuple[str, str, str], tuple[list[int], Failure]] = {}
     for failure in failures:
         key = (failure.ename, failure.message, failure.where)
+        if failure.lost:
+            key = ("", "", "")  # the words hold a port, which is another one for each rank
         groups.setdefault(key, ([], failure))[0].append(failure.rank)
     return [(sorted(ranks), failure) for ranks, failure in groups.values()]
 
@@ -110,7 +117,7 @@ def to_error(failures: Sequence[Failure], finished: Sequence[int] = ()) -> Worke
     ordered = folded(first_cause(failures))
     ranks, cause = ordered[0]
     lines = [f"{_ranks(ranks)}: {cause.sentence}"]
-    if cause.follows and finished:
+    if cause.lost and finished:
         # The lost connection is no cause: nobody failed before, and somebody simply was not there.
         words = "which had already ended; every rank must reach each collective equally often"
         lines = [f"{_ranks(ranks)} waited in a collective for {_ranks(finished)}, {words}"]
@@ -120,8 +127,10 @@ def to_error(failures: Sequence[Failure], finished: Sequence[int] = ()) -> Worke
 
 
 def _echo(failure: Failure) -> str:
+    if failure.ename == "KeyboardInterrupt":
+        return "interrupted as a result"
     first_line = failure.sentence.splitlines()[0]
-    return f"lost its peers as a result ({first_line[:100]})" if failure.follows else first_line
+    return f"lost its peers as a result ({first_line[:100]})" if failure.lost else first_line
 
 
 def _ranks(ranks: Sequence[int]) -> str:

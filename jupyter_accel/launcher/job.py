@@ -42,6 +42,7 @@ class Outcome:
         timeout: the limit in seconds that the job had.
         stopped_softly: the ranks left their loops at a common step, as they were asked to.
         finished: the ranks that ended well, by ``sys.exit(0)`` too.
+        living: the ranks are kept, and all of them can be given more work.
     """
 
     done: tuple[Done | None, ...]
@@ -51,6 +52,7 @@ class Outcome:
     timeout: float | None
     stopped_softly: bool
     finished: tuple[int, ...]
+    living: bool
 
     @property
     def error(self) -> WorkerError | None:
@@ -67,7 +69,8 @@ class Outcome:
         """Say how it ended, in a line."""
         size = len(self.done)
         if self.reason == "interrupt":
-            return f"stopped: {size} of {size} ranks ended"
+            what = "interrupted; they are kept" if self.living else "ended"
+            return f"stopped: {size} of {size} ranks {what}"
         if self.error is not None:
             return f"failed: {str(self.error).splitlines()[0]}"
         words = "stopped after a step, " if self.stopped_softly else ""
@@ -82,11 +85,14 @@ class Job:
         pool: the ranks, with their setup and work already sent.
         keep: the ranks go on after this work and wait for more.
         timeout: seconds until the ranks are ended, or None for no limit.
+        reap: the job is finished when the ranks' processes are gone, not when their work is done;
+            needed where a process holds a device until its end.
     """
 
     pool: Pool
     keep: bool = False
     timeout: float | None = None
+    reap: bool = True
     began: float = field(default_factory=time.monotonic)
     reason: Reason = ""
     _timers: list[tuple[float, Callable[[], list[Event]]]] = field(default_factory=list)
@@ -167,10 +173,15 @@ class Job:
             self.timeout,
             softly,
             tuple(rank.reader.rank for rank in self.pool.ranks if _ended_well(rank)),
+            self.keep and not any(rank.ended for rank in self.pool.ranks),
         )
 
     def _through(self, rank: Rank) -> bool:
-        return rank.gone or (self.keep and rank.last is not None) or not self._reachable(rank)
+        if rank.gone or not self._reachable(rank):
+            return True
+        if self.keep:
+            return rank.last is not None
+        return isinstance(rank.last, Done) and not self.reap
 
     def _reachable(self, rank: Rank) -> bool:
         """Whether more can still be heard of a rank: not after its supervisor has gone."""

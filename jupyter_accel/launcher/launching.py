@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jupyter_accel import control
 from jupyter_accel.devices import Devices, cpu_threads_per_rank, usable_devices
 from jupyter_accel.errors import ConfigError
-from jupyter_accel.launcher import posting, preflight, records
+from jupyter_accel.launcher import inheritance, posting, preflight, records
+from jupyter_accel.launcher.inheritance import Inherited
 from jupyter_accel.launcher.job import Job
 from jupyter_accel.launcher.messages import ForkRanks, Leave, Run, Setup
 from jupyter_accel.launcher.pool import Pool
+from jupyter_accel.launcher.segment import Loose, Segment, spans_of
 from jupyter_accel.launcher.shipping import Parcel
 from jupyter_accel.launcher.template import PRELOAD, WARM, Template, fork_kernel
 from jupyter_accel.settings import LaunchOptions
@@ -44,13 +47,16 @@ class Crew:
     """Ranks that have been started, and what belongs to them outside their processes.
 
     Attributes:
+        id: random, unique; the name of their record.
         devices: what they run on, and why.
         folder: a private folder for their rendezvous; gone when they are.
         supervisor: a supervisor of their own (a forked kernel), or None.
         rounds: how many pieces of work they have been given.
         broken: their process group may be out of step, since a piece of work failed.
+        inherits: they were born with the large data of the work that comes first.
     """
 
+    id: str
     pool: Pool
     devices: Devices
     options: LaunchOptions
@@ -59,6 +65,7 @@ class Crew:
     on_close: Callable[[], None] | None = None
     rounds: int = 0
     broken: bool = False
+    inherits: bool = False
 
     @property
     def alive(self) -> bool:
@@ -67,16 +74,18 @@ class Crew:
         return not self.pool.closed and self.pool.supervised and not any(r.ended for r in ranks)
 
     def close(self) -> None:
-        """End the ranks, and remove all that belongs to them."""
+        """End the ranks, and have all removed that belongs to them."""
+        supervised = self.pool.supervised
         if not self.pool.closed:
             for rank in range(self.pool.size):
                 self.pool.send(rank, Leave())
             self.pool.close()
         if self.supervisor is not None:
             self.supervisor.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self.on_close is not None:
-            self.on_close()
+        if not supervised:  # otherwise the supervisor does it, as it does when the kernel is killed
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.on_close is not None:
+                self.on_close()
 
 
 class Launcher:
@@ -125,8 +134,12 @@ class Launcher:
         if options.start_method != "fork":
             self.template().wait_ready()
 
-    def open(self, options: LaunchOptions) -> Crew:
+    def open(self, options: LaunchOptions, parcel: Parcel | None = None) -> Crew:
         """Start the ranks that these options ask for; they connect while the caller goes on.
+
+        Args:
+            options: how to start them.
+            parcel: what they are going to work on; if it is large they are born with its data.
 
         Raises:
             ConfigError: the options ask for what this machine has not.
@@ -143,39 +156,55 @@ class Launcher:
         if template is None:
             preflight.check_fork(self._watch)
             template = supervisor = fork_kernel(prepare=self._prepare_fork)
-        folder = Path(tempfile.mkdtemp(prefix="jupyter-accel-"))
+        job, folder = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="jupyter-accel-"))
+        large = _inheritable(parcel, options)
         request = ForkRanks(
             size,
             spawn=options.start_method == "spawn",
             memory_limit=options.memory_limit,
             folder=str(folder),
+            room=spans_of(large)[1],
+            record=str(self._records / f"{job}.json") if self._records else "",
         )
-        pool = template.fork_ranks(request)
-        crew = Crew(pool, devices, options, folder, supervisor)
+        try:
+            pool = template.fork_ranks(request)
+            inherits = bool(large) and pool.fill_room(large)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            if supervisor is not None:
+                supervisor.close()
+            raise
+        crew = Crew(job, pool, devices, options, folder, supervisor, inherits=inherits)
+        environ = dict(os.environ)
         for rank in range(size):
-            pool.send(rank, _setup(crew, rank))
+            pool.send(rank, _setup(crew, rank, environ))
         return crew
 
-    def assign(self, crew: Crew, work: Work, *, keep: bool = False) -> Job:
-        """Give the ranks something to do."""
+    def assign(
+        self, crew: Crew, work: Work, *, keep: bool = False, timeout: float | None = None
+    ) -> Job:
+        """Give the ranks something to do, for so many seconds at most."""
         pool = crew.pool
         reconnect = str(crew.folder / str(crew.rounds)) if crew.broken else ""
         pool.board.clear()
         crew.rounds, crew.broken = crew.rounds + 1, False
-        letter, files = posting.enclose(work.parcel)
+        letter, files = posting.enclose(_settled(work.parcel, inherited=crew.inherits))
+        crew.inherits = False
         for number, rank in enumerate(pool.ranks):
             rank.forget_work()
             run = Run(work.entry, work.task, letter, last=not keep, reconnect=reconnect)
             pool.send(number, run, files)  # a rank that is gone shows by its end
         posting.close(letter)
-        return Job(pool, keep=keep, timeout=crew.options.timeout)
+        # A rank that computes on the CPU holds nothing that the next cell could miss: when its work
+        # is done its output has been read, and it ends by itself while the cell ends.
+        return Job(pool, keep=keep, timeout=timeout, reap=crew.devices.kind != "cpu")
 
     def note(self, crew: Crew, *, state: str, kernel_id: str = "", name: str = "") -> None:
         """Write down that these ranks run, for the eyes of others."""
         supervisor = crew.supervisor or self._template
         if self._records is None or supervisor is None:
             return
-        folder, job = self._records, crew.pool.nonce
+        folder, job = self._records, crew.id
         record = records.JobRecord(
             id=job,
             state=state,
@@ -199,6 +228,25 @@ class Launcher:
         template = self.template()
         template.wait_ready()
         return template
+
+
+def _inheritable(parcel: Parcel | None, options: LaunchOptions) -> Sequence[memoryview]:
+    """Return the buffers that the ranks should be born with; none if they are small."""
+    segment = None if parcel is None else parcel.segment
+    if not isinstance(segment, Loose) or options.start_method != "forkserver":
+        return ()
+    large = segment.nbytes >= inheritance.SMALLEST and inheritance.possible()
+    return segment.buffers if large else ()
+
+
+def _settled(parcel: Parcel, *, inherited: bool) -> Parcel:
+    """Return a parcel whose large buffers are where the ranks find them."""
+    if not isinstance(parcel.segment, Loose):
+        return parcel
+    buffers = parcel.segment.buffers
+    if inherited:
+        return replace(parcel, segment=Inherited(tuple(spans_of(buffers)[0])))
+    return replace(parcel, segment=Segment.write(buffers))
 
 
 def choose_devices(options: LaunchOptions, *, cuda_build: bool) -> Devices:
@@ -225,7 +273,7 @@ def choose_devices(options: LaunchOptions, *, cuda_build: bool) -> Devices:
     return found
 
 
-def _setup(crew: Crew, rank: int) -> Setup:
+def _setup(crew: Crew, rank: int, environ: Mapping[str, str]) -> Setup:
     size = crew.pool.size
     forked = crew.options.start_method == "fork"
     # Raising the number of threads in a fork of a process that has used them hangs it for ever.
@@ -237,7 +285,7 @@ def _setup(crew: Crew, rank: int) -> Setup:
         threads=threads,
         nonce=crew.pool.nonce,
         store_path=str(crew.folder / "start"),
-        environ=_environment(crew, rank, threads),
+        environ=_environment(crew, rank, threads, environ),
         cwd=_cwd(),
         path=tuple(sys.path),
         connect=_CONNECT,
@@ -247,11 +295,13 @@ def _setup(crew: Crew, rank: int) -> Setup:
     )
 
 
-def _environment(crew: Crew, rank: int, threads: int) -> Mapping[str, str]:
+def _environment(
+    crew: Crew, rank: int, threads: int, environ: Mapping[str, str]
+) -> Mapping[str, str]:
     size = str(crew.pool.size)
-    environ = {
+    own = {
         "OMP_NUM_THREADS": str(threads),
-        **os.environ,
+        **environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": size,
@@ -260,8 +310,8 @@ def _environment(crew: Crew, rank: int, threads: int) -> Mapping[str, str]:
         DEVICE_NAME: crew.devices.name(rank),
     }
     if crew.options.precision is not None:
-        environ[PRECISION_NAME] = crew.options.precision
-    return environ
+        own[PRECISION_NAME] = crew.options.precision
+    return own
 
 
 def _cores() -> int:

@@ -2,8 +2,8 @@
 
 kernel -> supervisor   ForkRanks                        on the control channel
 supervisor -> kernel   Ready                            on the control channel
-kernel -> supervisor   StopRanks, ShowStacks            on the pool's channel
-supervisor -> kernel   RankStarted, RankEnded           on the pool's channel
+kernel -> supervisor   RoomFilled, StopRanks, ShowStacks  on the pool's channel
+supervisor -> kernel   RoomReady, RankStarted, RankEnded  on the pool's channel
 kernel -> rank         Setup, Run, Leave                on the rank's channel
 rank -> kernel         Connected, Shown, Done, Failed   on the rank's channel
 """
@@ -32,13 +32,17 @@ class Ready:
 class ForkRanks:
     """Start this many ranks; the files are the pool's channel, the board, three for each rank.
 
-    ``folder`` is removed when the ranks are gone, even if the kernel is gone as well.
+    ``room`` bytes of memory are reserved first, for the kernel to fill; the ranks inherit them.
+    ``folder`` and the file ``record`` are removed when the ranks are gone, even if the kernel is
+    gone as well.
     """
 
     size: int
     spawn: bool = False
     memory_limit: int | None = None
     folder: str = ""
+    room: int = 0
+    record: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,21 @@ class StopRanks:
     interrupt: float | None
     terminate: float | None
     kill: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFilled:
+    """The reserved memory holds the data, or is not wanted: the ranks can be forked."""
+
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoomReady:
+    """Memory is reserved at this address of the supervisor."""
+
+    pid: int
+    address: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,7 @@ class RankStarted:
 
     rank: int
     pid: int
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,12 @@ class Place:
     def __str__(self) -> str:
         return f"`{self.expression}`{self.by_way_of}"
 
+    def subject(self, name: str) -> str:
+        """Begin a sentence about what sits here, within the value of ``name``."""
+        if self == Place(name):
+            return "it"
+        return f"{self}," if self.by_way_of else str(self)
+
     def attribute(self, name: str) -> Place:
         """Go to an attribute."""
         return Place(f"{self.expression}.{name}", self.by_way_of)
@@ -163,8 +169,9 @@ def explain(  # noqa: PLR0913 - one message has that many ingredients
     found = find(name, value, error, probe)
     where = "to the ranks" if to_rank else "back to the kernel"
     what = kind_of(found.value)
-    subject = "it" if found.place == Place(name) else str(found.place)
-    sentences = [f"`{name}` cannot travel {where}: {subject} is {_a_kind(found, what)}."]
+    sentences = [
+        f"`{name}` cannot travel {where}: {found.place.subject(name)} is {_a_kind(found, what)}."
+    ]
     if reader:
         sentences.append(f"`{reader}` reads `{name}`.")
     sentences.extend(_remedy(what, reader, to_rank=to_rank))

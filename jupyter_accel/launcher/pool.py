@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import select
-from collections.abc import Sequence
+import signal
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jupyter_accel.control import Board
-from jupyter_accel.launcher import posting
+from jupyter_accel.launcher import inheritance, posting, processes
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.events import Event, RankState
 from jupyter_accel.launcher.framing import Marks
@@ -18,6 +20,8 @@ from jupyter_accel.launcher.messages import (
     Failed,
     RankEnded,
     RankStarted,
+    RoomFilled,
+    RoomReady,
     ShowStacks,
     StopRanks,
 )
@@ -31,6 +35,8 @@ class Rank:
 
     reader: Reader
     pid: int | None = None
+    born: int | None = None
+    started_ns: int = 0
     last: Done | Failed | None = None
     parcel: Parcel | None = None
     ended: RankEnded | None = None
@@ -102,6 +108,22 @@ class Pool:
             return False
         return True
 
+    def show_at_once(self, ranks: Collection[int]) -> None:
+        """Have these ranks' text come before its lines are whole, such as dots of progress."""
+        for number, rank in enumerate(self.ranks):
+            rank.reader.show_at_once(number in ranks)
+
+    def fill_room(self, buffers: Sequence[memoryview]) -> bool:
+        """Write the data that the ranks inherit; they are forked then, with it or without.
+
+        Returns False where this process may not write there.
+        """
+        received = self._supervisor.receive()
+        ready = received[0] if received else None
+        used = isinstance(ready, RoomReady) and inheritance.fill(ready.pid, ready.address, buffers)
+        self._ask(RoomFilled(used))
+        return used
+
     def stop(self, how: StopRanks) -> None:
         """Have the supervisor end the ranks."""
         self._ask(how)
@@ -160,12 +182,23 @@ class Pool:
         for message, _files in self._supervisor.drain():
             if isinstance(message, RankStarted):
                 self.ranks[message.rank].pid = message.pid
+                self.ranks[message.rank].born = processes.start_time(message.pid)
+                self.ranks[message.rank].started_ns = message.at_ns
                 events.append(RankState(message.rank, "started", message.pid))
             elif isinstance(message, RankEnded):
                 self.ranks[message.rank].ended = message
         if self._supervisor.ended:
             self._ignore(self._supervisor.fileno())
+            self._kill_unsupervised()
         return events
+
+    def _kill_unsupervised(self) -> None:
+        """Kill what ranks have left in their process groups: they died with their supervisor."""
+        for rank in self.ranks:
+            # Another process may have got a rank's pid by now, but then it started later.
+            if rank.pid is not None and processes.start_time(rank.pid) in {None, rank.born}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGKILL)
 
     def _settle(self, rank: Rank) -> list[Event]:
         """Notice a rank's last word, once its output before it has been read."""

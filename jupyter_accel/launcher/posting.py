@@ -22,7 +22,7 @@ class Letter:
 
 def enclose(parcel: Parcel) -> tuple[Letter, list[int]]:
     """Return the letter and the open files to send with it, which ``close`` lets go of."""
-    files = [] if parcel.segment is None else [parcel.segment.fd]
+    files = [parcel.segment.fd] if isinstance(parcel.segment, Segment) else []
     if len(parcel.stream) <= _IN_MESSAGE:
         return Letter(parcel), files
     stream = Segment.write([memoryview(parcel.stream)])
@@ -33,7 +33,7 @@ def take_out(letter: Letter, files: Sequence[int]) -> Parcel:
     """Return the parcel of a letter that came with these open files; they are taken over."""
     left = list(files)
     parcel = letter.parcel
-    if parcel.segment is not None:
+    if isinstance(parcel.segment, Segment):
         parcel.segment.attach(left.pop(0))
     if letter.stream is not None:
         letter.stream.attach(left.pop(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -96,6 +97,15 @@ def open_files() -> dict[int, str]:
         except OSError:
             continue  # the descriptor of the listing itself
     return found
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor of this process that is not in ``keep``."""
+    for name in os.listdir("/proc/self/fd" if _PROC.exists() else "/dev/fd"):  # noqa: PTH208
+        # Not by pathlib: this runs in every rank, whose first use of any code costs page copies.
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # such as the listing's own descriptor
+                os.close(int(name))
 
 
 def prefer_as_victim(score: int) -> None:

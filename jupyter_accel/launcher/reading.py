@@ -15,11 +15,16 @@ from jupyter_accel.launcher.stacks import Stacks
 
 _READ_BYTES = 1 << 18
 _READS = 16  # reads of one pipe before the others get their turn
+_MOST_HELD = 4_000_000  # characters of one line
 _END = 0  # the place that marks the end of the work
 
 
 class Lines:
-    """Makes whole lines out of the bytes of one stream."""
+    """Makes whole lines out of the bytes of one stream.
+
+    Attributes:
+        at_once: do not wait for the end of a line.
+    """
 
     def __init__(
         self,
@@ -27,29 +32,35 @@ class Lines:
         stream: Literal["stdout", "stderr"],
         tidy: Callable[[str], str] | None = None,
     ) -> None:
+        self.at_once = False
         self._rank = rank
         self._tidy = tidy
         self._stream: Literal["stdout", "stderr"] = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[str] = []
+        self._held_chars = 0
 
     def push(self, data: bytes, *, final: bool = False) -> list[Event]:
         """Add bytes; return the lines that are complete now."""
         text = self._decoder.decode(data, final=final)
         # A bar redraws its line by a carriage return and would never be seen if it were held.
-        end = len(text) if "\r" in text.rpartition("\n")[2] else text.rfind("\n") + 1
+        redraws = "\r" in text.rpartition("\n")[2]
+        whole = redraws or self.at_once or self._held_chars > _MOST_HELD
+        end = len(text) if whole else text.rfind("\n") + 1
         if end == 0:
             if text:
                 self._held.append(text)
+                self._held_chars += len(text)
             return self.release() if final else []
         ready = "".join((*self._held, text[:end]))
         self._held = [text[end:]] if end < len(text) else []
+        self._held_chars = len(text) - end
         events = self._events(ready)
         return events + self.release() if final else events
 
     def release(self) -> list[Event]:
         """Return the unfinished line, if there is one."""
-        text, self._held = "".join(self._held), []
+        text, self._held, self._held_chars = "".join(self._held), [], 0
         return self._events(text)
 
     def _events(self, text: str) -> list[Event]:
@@ -99,6 +110,10 @@ class Reader:
             if len(data) < _READ_BYTES:
                 break
         return events
+
+    def show_at_once(self, at_once: bool) -> None:  # noqa: FBT001 - the value of a property
+        """Return text as it comes from now on, or whole lines only."""
+        self._text.at_once = self._framed.at_once = at_once
 
     def read_channel(self) -> None:
         """Take the messages that have come."""

@@ -33,12 +33,7 @@ class Segment:
     @classmethod
     def write(cls, buffers: Sequence[memoryview]) -> Segment:
         """Copy buffers, each of contiguous bytes, into fresh shared memory: one copy, once."""
-        spans: list[tuple[int, int]] = []
-        end = 0
-        for buffer in buffers:
-            start = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = start + buffer.nbytes
-            spans.append((start, buffer.nbytes))
+        spans, end = spans_of(buffers)
         fd = _anonymous_file()
         try:
             os.ftruncate(fd, end)
@@ -101,6 +96,38 @@ class Segment:
     def __reduce__(self) -> tuple[type[Segment], tuple[int, tuple[tuple[int, int], ...]]]:
         # A descriptor means nothing in another process: it goes through the socket.
         return Segment, (-1, self.spans)
+
+
+class Loose:
+    """Buffers that have not been copied yet: they still are the sender's own memory."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = buffers
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all buffers together."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def map(self) -> list[memoryview]:
+        """Return the sender's own memory."""
+        return list(self.buffers)
+
+    def close(self) -> None:
+        """Do nothing: the memory is the sender's."""
+
+
+def spans_of(buffers: Sequence[memoryview]) -> tuple[list[tuple[int, int]], int]:
+    """Return where each buffer goes in one piece of memory (offset, size), and its whole size."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for buffer in buffers:
+        start = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = start + buffer.nbytes
+        spans.append((start, buffer.nbytes))
+    return spans, end
 
 
 def _anonymous_file() -> int:

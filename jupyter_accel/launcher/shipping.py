@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from jupyter_accel.launcher import by_value, code_names, obstacles, reducers
-from jupyter_accel.launcher.segment import Segment
+from jupyter_accel.launcher.inheritance import Inherited
+from jupyter_accel.launcher.segment import Loose, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 IN_STREAM = 64 * 1024  # a smaller buffer is cheaper to copy than to map
+_LONG = 1024 * 1024  # a longer stream goes beside itself, once for all receivers
 
 # A library's own reducers, used only once the library is loaded: it need not be installed.
 LIBRARIES = {
@@ -56,7 +58,7 @@ class Parcel:
     """Values on their way: a stream, its large buffers, and what helps to use them.
 
     Attributes:
-        stream: the pickles, one for each name.
+        stream: the pickles, one for each name; empty if they are the segment's last buffer.
         segment: the large buffers, or None.
         sources: lines of the cells that shipped code came from, for tracebacks.
         sizes: the names, in order, with the bytes that each added.
@@ -65,7 +67,7 @@ class Parcel:
     """
 
     stream: bytes
-    segment: Segment | None = None
+    segment: Segment | Loose | Inherited | None = None
     sources: Mapping[str, list[str]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
@@ -89,13 +91,14 @@ class Parcel:
         return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
-def pack(
+def pack(  # noqa: PLR0913 - each is a choice of its own
     values: Mapping[str, object],
     *,
     namespace: dict[str, Any] | None,
     follow: bool,
     attributes: Collection[str] = (),
     ignore: Collection[str] = OWN,
+    loose: bool = False,
 ) -> Parcel:
     """Take values apart for another process.
 
@@ -106,13 +109,19 @@ def pack(
         attributes: names of attributes that the receiver's cell uses; they tell which
             submodules of a package have to be imported there.
         ignore: names of ``namespace`` that are not followed.
+        loose: leave the large buffers where they are, for the caller to copy.
     """
     packer = Packer(namespace, follow=follow, ignore=ignore)
     packer.attributes.update(attributes)
     sizes = packer.add_all(values)
+    stream = packer.file.getvalue()
+    if len(stream) >= _LONG:
+        packer.buffers.append(memoryview(stream))
+        stream = b""
+    make = Loose if loose else Segment.write
     return Parcel(
-        stream=packer.file.getvalue(),
-        segment=Segment.write(packer.buffers) if packer.buffers else None,
+        stream=stream,
+        segment=make(packer.buffers) if packer.buffers else None,
         sources=packer.sources(),
         sizes=sizes,
         imports=packer.submodules(),
@@ -122,7 +131,7 @@ def pack(
 
 def unpack(parcel: Parcel, *, namespace: dict[str, Any] | None) -> dict[str, object]:
     """Build the values again; functions of the sender's namespace use ``namespace`` here."""
-    if not parcel.stream:
+    if not parcel.sizes:
         return {}
     for filename, lines in parcel.sources.items():
         # Without a time of change the entry survives linecache.checkcache.
@@ -131,7 +140,8 @@ def unpack(parcel: Parcel, *, namespace: dict[str, Any] | None) -> dict[str, obj
         with suppress(ImportError):  # the code may not come by it; if it does, it will say so
             importlib.import_module(module)
     buffers = parcel.segment.map() if parcel.segment else []
-    unpacker = Unpacker(io.BytesIO(parcel.stream), namespace, buffers)
+    stream = parcel.stream or buffers.pop()
+    unpacker = Unpacker(io.BytesIO(stream), namespace, buffers)
     unpacker.load()
     return {name: unpacker.load() for name in parcel.sizes}
 
@@ -251,6 +261,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no t
             home = by_value.home_module(function)
             if home is None:
                 return super().reducer_override(function)
+            for name in (function.__name__, function.__code__.co_name):
+                if vars(home).get(name) is function:  # only its other name hides that
+                    return getattr, (home, name)
             module = home.__name__
         code, cells = function.__code__, function.__closure__
         contents = [] if cells is None else self._contents(cells)

@@ -52,3 +52,16 @@ def interrupts_to(wishes: Wishes) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let an interrupt break off what runs here, inside of ``interrupts_to``."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

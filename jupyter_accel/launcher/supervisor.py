@@ -8,29 +8,32 @@ process ends, the ranks concerned are killed with everything that they had start
 from __future__ import annotations
 
 import contextlib
-import gc
+import mmap
 import os
 import selectors
 import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from jupyter_accel.launcher import processes, worker
+from jupyter_accel.launcher import inheritance, processes, records, worker
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.messages import (
     ForkRanks,
     RankEnded,
     RankStarted,
     Ready,
+    RoomFilled,
+    RoomReady,
     ShowStacks,
     StopRanks,
 )
+from jupyter_accel.launcher.warming import Warming, load, settle
 
 _TRACKER_SECONDS = 2.0  # Python's resource trackers get that long to remove shared memory
 _SWEEPS = 20  # rounds of killing what killed processes leave; each round goes one generation down
@@ -46,6 +49,9 @@ class _PoolSide:
     sent: set[int] = field(default_factory=set)
     memory_kills: int = 0
     folder: str = ""
+    expected: tuple[ForkRanks, list[int]] | None = None
+    room: mmap.mmap | None = None
+    record: str = ""
 
 
 class Supervisor:
@@ -55,16 +61,26 @@ class Supervisor:
         control: the channel to the kernel.
         kernel: the kernel's pid.
         warm: modules to import while nothing else is to be done; each makes later ranks faster.
+        keep_files: ranks keep the open files of this process, which is a fork of the kernel.
     """
 
-    def __init__(self, control: Channel, *, kernel: int, warm: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        control: Channel,
+        *,
+        kernel: int,
+        warm: Sequence[str] = (),
+        keep_files: bool = False,
+    ) -> None:
         self._control = control
         self._kernel = kernel
-        self._warm = list(warm)
+        self._warming = Warming(warm)
+        self._keep_files = keep_files
         self._pools: list[_PoolSide] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pidfd: int | None = None
+        self._terminated = False
 
     def serve(self) -> None:
         """Work until the kernel is gone."""
@@ -72,18 +88,19 @@ class Supervisor:
         while True:
             for key, _events in self._selector.select(self._timeout()):
                 handler: Callable[[], bool] = key.data
-                if not handler():
+                if not handler() or self._terminated:
                     self._end()
                     return
             self._ring()
-            self._warm_one()
+            if self._warming and not self._pools:
+                self._warming.step()
 
     # What is waited for
 
     def _listen(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, self._on_terminate)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         processes.adopt_orphans()
         self._selector.register(self._control, selectors.EVENT_READ, self._on_control)
@@ -95,7 +112,7 @@ class Supervisor:
                 self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: False)
 
     def _timeout(self) -> float | None:
-        if self._warm and not self._pools:
+        if self._warming and not self._pools:
             return 0
         alarms = [at for pool in self._pools for at, _signal in pool.alarms]
         return max(0.0, min(alarms) - time.monotonic()) if alarms else None
@@ -112,14 +129,25 @@ class Supervisor:
         self._reap()
         return True
 
+    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
+        self._terminated = True  # the loop sees it: the signal wakes it as well
+
     def _on_pool(self, pool: _PoolSide) -> bool:
         for message, _files in pool.channel.drain():
             if isinstance(message, StopRanks):
                 self._schedule(pool, message)
+            elif isinstance(message, RoomFilled):
+                if not message.used and pool.room is not None:
+                    pool.room.close()
+                    pool.room = None
+                self._bear(pool)
             elif isinstance(message, ShowStacks):
                 self._signal(pool, worker.STACKS_SIGNAL)
         if pool.channel.ended:
             self._selector.unregister(pool.channel)
+            if pool.expected is not None:
+                self._let_go(pool, pool.expected[1])
+                pool.expected = None
             pool.alarms = [(time.monotonic(), signal.SIGKILL)]
         return True
 
@@ -130,9 +158,23 @@ class Supervisor:
             Channel.adopt(files[0]),
             memory_kills=processes.out_of_memory_kills(),
             folder=request.folder,
+            record=request.record,
         )
         self._pools.append(pool)
         self._selector.register(pool.channel, selectors.EVENT_READ, lambda: self._on_pool(pool))
+        pool.expected = request, files
+        if request.room:
+            pool.room, address = inheritance.reserve(request.room)
+            self._tell(pool, RoomReady(os.getpid(), address))
+        else:
+            self._bear(pool)
+
+    def _bear(self, pool: _PoolSide) -> None:
+        """Fork the ranks that were asked for, with the memory that they inherit."""
+        if pool.expected is None:
+            return
+        request, files = pool.expected
+        pool.expected = None
         board = files[1]
         start = _spawn if request.spawn else _fork
         for rank in range(request.size):
@@ -146,12 +188,22 @@ class Supervisor:
                 channel=channel,
                 board=board,
                 memory_limit=request.memory_limit,
+                room=pool.room,
+                keep_files=self._keep_files,
             )
             pid = start(place)
             pool.pids[pid] = rank
-            self._tell(pool, RankStarted(rank, pid))
+            self._tell(pool, RankStarted(rank, pid, time.monotonic_ns()))
+        self._let_go(pool, files)
+
+    @staticmethod
+    def _let_go(pool: _PoolSide, files: list[int]) -> None:
+        """Drop this process's hold on what its ranks have now."""
         for fd in files[1:]:
             os.close(fd)
+        if pool.room is not None:
+            pool.room.close()
+            pool.room = None
 
     # Ranks end
 
@@ -174,7 +226,7 @@ class Supervisor:
             pool.alarms = [(at, sig) for at, sig in pool.alarms if at > now]
             for number in due:
                 self._signal(pool, number)
-            if not pool.pids:
+            if not pool.pids and pool.expected is None:
                 self._forget(pool)
 
     def _signal(self, pool: _PoolSide, number: int) -> None:
@@ -263,6 +315,8 @@ class Supervisor:
         pool.channel.close()
         if pool.folder:
             shutil.rmtree(pool.folder, ignore_errors=True)
+        if pool.record:
+            records.remove(Path(pool.record).parent, Path(pool.record).stem)
 
     def _end(self) -> None:
         """Kill every rank, and wait until each is gone."""
@@ -281,15 +335,6 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             pool.channel.send(message)  # if nobody listens any more the pool is being killed
 
-    def _warm_one(self) -> None:
-        if self._warm and not self._pools:
-            try:
-                _load(self._warm.pop(0))
-            except Exception:  # noqa: BLE001 - ranks do without; the words go to the log
-                traceback.print_exc()
-            if not self._warm:
-                _settle()
-
 
 def _fork(place: worker.Place) -> int:
     pid = os.fork()
@@ -307,27 +352,13 @@ def _spawn(place: worker.Place) -> int:
     return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
 
 
-def _load(entry: str) -> None:
-    """Import ``module``, or import it and call ``module:function``."""
-    module, _, function = entry.partition(":")
-    loaded = import_module(module)
-    if function:
-        getattr(loaded, function)()
-
-
-def _settle() -> None:
-    """Move every object out of the collector's sight, so that ranks share its pages longer."""
-    gc.collect()
-    gc.freeze()
-
-
 def main(fd: int, *, kernel: int, preload: Sequence[str], warm: Sequence[str]) -> NoReturn:
     """Be the template: load, say so, and serve the kernel until it is gone."""
     began = time.monotonic()
     control = Channel.adopt(fd)
     for entry in preload:
-        _load(entry)
-    _settle()
+        load(entry)
+    settle()
     torch = sys.modules.get("torch")
     cuda = bool(torch is not None and torch.version.cuda)
     try:
@@ -335,4 +366,6 @@ def main(fd: int, *, kernel: int, preload: Sequence[str], warm: Sequence[str]) -
         Supervisor(control, kernel=kernel, warm=warm).serve()
     except (BrokenPipeError, ConnectionError):
         pass  # the kernel is gone already
-    sys.exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)  # to take all that was imported apart would cost a second

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import gc
 import io
+import mmap
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from typing import Any, NoReturn
 
 from jupyter_accel import control
 from jupyter_accel.errors import AccelError, NoInputError
-from jupyter_accel.launcher import posting, processes
+from jupyter_accel.launcher import inheritance, posting, processes
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.framing import FramedStderr, Marks
 from jupyter_accel.launcher.messages import Connected, Done, Failed, Leave, Run, Setup, Shown
@@ -49,6 +50,8 @@ class Place:
     channel: int
     board: int
     memory_limit: int | None = None
+    room: mmap.mmap | None = None
+    keep_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ def rank_main(place: Place) -> NoReturn:
     code = _FAILED
     try:
         _cut_loose(place)
+        inheritance.receive(place.room)
         channel = Channel.adopt(place.channel)
         first = channel.receive()
         if first is not None and isinstance(first[0], Setup):
@@ -166,12 +170,12 @@ def _cut_loose(place: Place) -> None:
     for source, target in ((nothing, 0), (place.out, 1), (place.err, 2)):
         os.dup2(source, target)
     keep = {0, 1, 2, place.channel, place.board}
-    spent = {place.out, place.err, nothing}
-    for fd, name in processes.open_files().items():
+    if place.keep_files:
         # A forked kernel's data files may be used by the code; its sockets and selectors never.
-        if fd not in keep and (fd in spent or not name.startswith("/")):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        spent = {place.out, place.err, nothing}
+        found = processes.open_files().items()
+        keep |= {fd for fd, name in found if fd not in spent and name.startswith("/")}
+    processes.close_all_but(keep)
     if place.memory_limit is not None:
         processes.limit_memory(place.memory_limit)
 
@@ -209,6 +213,7 @@ def _run(run: Run, files: list[int], side: RankSide, board: control.Board) -> bo
     seat = control.take_seat(board, side.setup.rank)
     began, pid = time.monotonic_ns(), os.getpid()
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if run.reconnect:
             _resolve(side.setup.disconnect)()
             _connect(side.setup, run.reconnect)
@@ -217,20 +222,32 @@ def _run(run: Run, files: list[int], side: RankSide, board: control.Board) -> bo
         _leave_if_copy(pid)
         if run.last:
             _run_exit_functions()
+        # From here on an interrupt is not for this rank: its report must be whole, and a kept
+        # rank waits for more.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except TracedFailure as carrier:
-        _leave_if_copy(pid)
-        side.finish(carrier.failed)
-        return not run.last
+        return _fail(run, carrier.failed, side, pid)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt as well
-        _leave_if_copy(pid)
-        side.finish(_describe(error, run.entry))
-        return not run.last
+        return _fail(run, _describe(error, run.entry), side, pid)
     finally:
         seat.finish()
     _leave_if_copy(pid)
     letter, sent = posting.enclose(returned.parcel)
     side.finish(Done(letter, returned.info, began, time.monotonic_ns()), tuple(sent))
     posting.close(letter)
+    return True
+
+
+def _fail(run: Run, failed: Failed, side: RankSide, pid: int) -> bool:
+    """Report a failure; return whether this rank can run another piece of work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_if_copy(pid)
+    side.finish(failed)
+    if run.last:
+        return False
+    with contextlib.suppress(Exception):
+        # Ranks that wait for this one in a collective are told so, and need not be ended.
+        _resolve(side.setup.disconnect)()
     return True
 
 
@@ -272,13 +289,15 @@ def _take_streams(marks: Marks, pipes: _Pipes) -> None:
 
 def _take_environment(setup: Setup) -> None:
     """Stand where the kernel stands: variables, working folder, import path."""
-    os.environ.clear()
-    os.environ.update(setup.environ)
+    # Most variables are the same already, and each change costs a copy of a page after a fork.
+    for name in [name for name in os.environ if name not in setup.environ]:
+        del os.environ[name]
+    os.environ.update((k, v) for k, v in setup.environ.items() if os.environ.get(k) != v)
     sys.path[:] = setup.path
     with contextlib.suppress(OSError):  # the kernel may stand in a folder that is gone
         os.chdir(setup.cwd)
     processes.prefer_as_victim(setup.nice_to_kernel)
-    # Queues between processes keep their sockets in a folder, which must go when the rank is killed.
+    # Queues between processes have their sockets in a folder, which must go if the rank is killed.
     process.current_process()._config["tempdir"] = os.path.dirname(setup.store_path)  # type: ignore[attr-defined] # noqa: PTH120, SLF001
     atexit._clear()  # noqa: SLF001 - what the parent registered is the parent's to run
     gc.enable()
@@ -318,7 +337,7 @@ def _describe(error: BaseException, entry: str, phase: str = "run") -> Failed:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
     lines: list[str] = []
-    if own or not isinstance(error, AccelError):  # else its text says all, and no line of the user's
+    if own or not isinstance(error, AccelError):  # the text of our own errors says all
         own = own or list(frames)
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
         lines += traceback.format_exception_only(error)

@@ -20,7 +20,15 @@ LINE_CALL = "await __import__('jupyter_accel.notebook.extension').notebook.exten
 _CELL = re.compile(r"%%accel_launch(?![\w.])(?P<line>.*)")
 _LINE = re.compile(r"(?P<target>[^\W\d]\w*\s*=\s*)?%accel_launch(?![\w.])(?P<line>.*)")
 _SPACE = {NEWLINE, NL, COMMENT, INDENT, DEDENT}
-_MAGIC_CALLS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
+# What runs code itself, and awaits nothing while the kernel's own loop runs.
+_CALLS = tuple(
+    function.__code__
+    for function in (
+        InteractiveShell.run_cell,
+        InteractiveShell.run_cell_magic,
+        InteractiveShell.run_line_magic,
+    )
+)
 
 
 class Transformer:
@@ -31,6 +39,10 @@ class Transformer:
         parse: reads a body, with IPython's syntax in it; raises SyntaxError.
     """
 
+    # IPython leaves such transformers out when it asks whether a cell is complete. Turned into one
+    # call, a magic's first line would be, and nobody could type its body in a terminal.
+    has_side_effects = True
+
     def __init__(self, active: Callable[[], bool], parse: Callable[[str], object]) -> None:
         self._active = active
         self._parse = parse
@@ -38,7 +50,7 @@ class Transformer:
     def __call__(self, lines: list[str]) -> list[str]:
         """Return the cell's lines, with each launching magic as an awaited call."""
         text = "".join(lines)
-        if "%accel_launch" not in text or not self._active() or _inside_magic():
+        if "%accel_launch" not in text or not self._active():
             return lines
         first = next((n for n, line in enumerate(lines) if line.strip()), 0)
         match = _CELL.fullmatch(lines[first].rstrip("\n")) if lines else None
@@ -50,10 +62,13 @@ class Transformer:
                 # Without the magic's line IPython meets the same mistake, at the same line, and
                 # shows it as it shows every other: without the frames of this package.
                 return ["\n"] * (first + 1) + lines[first + 1 :]
+            if _inside_call():
+                return lines
             call = f"{CELL_CALL}({match['line'].strip()!r}, {body!r}, {first + 1})\n"
             return [call]
-        if lines[first].startswith("%%"):
-            return lines  # the body of another cell magic is that magic's to read
+        # The body of another cell magic is that magic's to read.
+        if lines[first].startswith("%%") or _inside_call():
+            return lines
         return self._line_magics(lines)
 
     @staticmethod
@@ -74,11 +89,11 @@ class Transformer:
         return changed
 
 
-def _inside_magic() -> bool:
-    """Whether a magic such as ``%%time`` reads its own body, which it is not going to await."""
+def _inside_call() -> bool:
+    """Whether a magic such as ``%%time``, or code, runs this text, and is not going to await."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public but for its name
     while frame is not None:
-        if frame.f_code in _MAGIC_CALLS:
+        if frame.f_code in _CALLS:
             return True
         frame = frame.f_back
     return False

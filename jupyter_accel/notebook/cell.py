@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import random
 import sys
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_accel.errors import ConfigError
 from jupyter_accel.launcher.capture import CellNames, capture, names_in
 from jupyter_accel.launcher.launching import Work
-from jupyter_accel.launcher.shipping import Parcel
 from jupyter_accel.notebook.options import MagicOptions, parse
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class Cell:
     names: CellNames
     expression: bool
     number: int
+    local: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(
@@ -81,10 +81,11 @@ def _parsed(code: str, name: str, mode: str) -> Any:
 
 def _expression(code: str, name: str) -> ast.Module:
     try:
-        return ast.Module([ast.Expr(_parsed(code, name, "eval").body)], [])
+        value: ast.expr = _parsed(code, name, "eval").body
     except SyntaxError as error:
         msg = f"{code!r} is not an expression ({error.msg}); statements go below %%accel_launch"
         raise ConfigError(msg) from None
+    return ast.Module([ast.copy_location(ast.Expr(value), value)], [])
 
 
 def work(
@@ -118,16 +119,13 @@ def work(
         # Python reseeds `random` in a fork, so forks of the kernel need the states as well.
         seeds=_seeds() if seed else {},
         colors=shell.colors,
-        inherited=forked,
     )
-    if forked:
-        return Work(ENTRY, task)
-    parcel = _pack(shell, cell, own)
+    names = cell.names
+    if forked:  # the ranks have every global already, but not the variables of a function
+        names = CellNames(read=names.read & cell.local.keys(), written=())
+    ignore = _HIDDEN | frozenset(own)
+    parcel = capture(names, shell.user_ns, local=cell.local, ignore=ignore, loose=True)
     return Work(ENTRY, replace(task, cells=_cells_of(shell, parcel.sources)), parcel)
-
-
-def _pack(shell: InteractiveShell, cell: Cell, own: Collection[str]) -> Parcel:
-    return capture(cell.names, shell.user_ns, ignore=_HIDDEN | frozenset(own))
 
 
 def _cells_of(shell: InteractiveShell, files: Iterable[str]) -> dict[str, int]:

@@ -12,9 +12,9 @@ from itertools import chain
 MOST_CHARS = 4_000_000
 """A fold keeps this much; what was written between its beginning and its end is left out."""
 
-_TAIL_CHARS = 4000  # while the rank runs, only the end is shown
+_GLIMPSE_CHARS = 120  # while the rank runs, so much of its last line is shown
 _HEAD_CHARS = MOST_CHARS // 4
-_REDRAWN = re.compile(r"[^\n]*\r(?=[^\n])")  # what a bar has written over
+_END_CHARS = 4000
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f]")  # means nothing to a browser
 
 
@@ -34,11 +34,61 @@ class Fold:
     _by_id: dict[str, list[str]] = field(default_factory=dict)
     _clear_at_next: bool = False
 
-    def add(self, text: str, display_id: str | None = None) -> None:
-        """Append text; with an id, ``replace`` can change it later."""
+    def add(self, text: str) -> None:
+        """Append text."""
+        self._append([text])
+
+    def add_display(self, text: str, display_id: str) -> None:
+        """Append the text of a display on lines of its own; ``replace`` can change it later."""
+        self._append(["\n" * self._unfinished])
+        part = [f"{text}\n"]
+        self._append(part)
+        self._by_id[display_id] = part
+
+    def replace(self, text: str, display_id: str) -> None:
+        """Change the display with this id, if there is one."""
+        if display_id in self._by_id:
+            self._by_id[display_id][0] = f"{text}\n"
+            self.changed = True
+
+    def clear(self, *, wait: bool) -> None:
+        """Forget everything, now or once something new comes."""
+        if wait:
+            self._clear_at_next = True
+        else:
+            self._empty()
+            self.changed = True
+
+    def glimpse(self) -> Mapping[str, str]:
+        """Return what to display while the rank runs: its last line."""
+        title, lines = self._title, _as_seen(self._end()).split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")[:_GLIMPSE_CHARS]
+        # Not folded yet: each new picture would close what the user has opened.
+        return {
+            "text/plain": f"{title} · {last}",
+            "text/html": f"<div>{title} · <code>{_escaped(last)}</code></div>",
+        }
+
+    def bundle(self) -> Mapping[str, str]:
+        """Return what to display in the end: everything."""
+        title, text = self._title, self._text()
+        return {
+            "text/plain": f"{title}\n{text}",
+            "text/html": (
+                f"<details><summary>{title}</summary>"
+                f'<pre style="margin:0 0 0 1em">{_escaped(text)}</pre></details>'
+            ),
+        }
+
+    @property
+    def _title(self) -> str:
+        lines = self._lines()
+        return f"rank {self.rank} · {lines} line{'' if lines == 1 else 's'}"
+
+    def _append(self, part: list[str]) -> None:
         if self._clear_at_next:
             self._empty()
-        part = [text]
+        text = part[0]
         if self._head_chars < _HEAD_CHARS:
             self._head.append(part)
             self._head_chars += len(text)
@@ -50,41 +100,9 @@ class Fold:
             self._tail_chars -= len(dropped)
             self._left_out += len(dropped)
             self._lines_left_out += dropped.count("\n")
-        if display_id is not None:
-            self._by_id[display_id] = part
         self.changed = True
 
-    def replace(self, text: str, display_id: str) -> None:
-        """Change the part with this id, if there is one."""
-        if display_id in self._by_id:
-            self._by_id[display_id][0] = text
-            self.changed = True
-
-    def clear(self, *, wait: bool) -> None:
-        """Forget everything, now or once something new comes."""
-        if wait:
-            self._clear_at_next = True
-        else:
-            self._empty()
-            self.changed = True
-
-    def bundle(self, *, whole: bool) -> Mapping[str, str]:
-        """Return what to display: everything, or only the end."""
-        text = self._text(whole=whole)
-        lines = self._lines()
-        title = f"rank {self.rank} · {lines} line{'' if lines == 1 else 's'}"
-        return {
-            "text/plain": f"{title}\n{text}",
-            "text/html": (
-                f"<details><summary>{title}</summary>"
-                f'<pre style="margin:0 0 0 1em">{html.escape(_CONTROL.sub("", text))}</pre>'
-                "</details>"
-            ),
-        }
-
-    def _text(self, *, whole: bool) -> str:
-        if not whole:
-            return _as_seen(self._end())
+    def _text(self) -> str:
         head, tail = ("".join(part[0] for part in parts) for parts in (self._head, self._tail))
         if self._left_out:
             size = f"{self._left_out / 1e6:.1f} MB"
@@ -93,7 +111,7 @@ class Fold:
 
     def _end(self) -> str:
         parts: list[str] = []
-        left = _TAIL_CHARS
+        left = _END_CHARS
         for part in chain(reversed(self._tail), reversed(self._head)):
             parts.append(part[0][-left:])
             left -= len(parts[-1])
@@ -103,7 +121,11 @@ class Fold:
 
     def _lines(self) -> int:
         ends = sum(part[0].count("\n") for part in chain(self._head, self._tail))
-        return self._lines_left_out + ends + (self._end()[-1:] not in {"", "\n"})
+        return self._lines_left_out + ends + self._unfinished
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._end()[-1:] not in {"", "\n"}
 
     def _empty(self) -> None:
         self._head.clear()
@@ -113,7 +135,13 @@ class Fold:
         self._clear_at_next = False
 
 
+def _escaped(text: str) -> str:
+    return html.escape(_CONTROL.sub("", text))
+
+
 def _as_seen(text: str) -> str:
     """Return a text as a terminal leaves it: of a bar that was redrawn, its last state."""
-    return _REDRAWN.sub("", text.replace("\r\n", "\n"))
-
+    if "\r" not in text:
+        return text
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)

@@ -62,7 +62,7 @@ async def follow(
 def follow_blocking(job: Job, presenter: NotebookPresenter, wishes: Wishes) -> None:
     """Wait for the end of a job in this thread; interrupts are to be wishes already."""
     while not (job.finished and presenter.idle):
-        if not presenter.idle or presenter.full or job.finished:
+        if presenter.full or job.finished:
             time.sleep(_TICK)
         else:
             for event in job.advance(_TICK):
@@ -71,7 +71,8 @@ def follow_blocking(job: Job, presenter: NotebookPresenter, wishes: Wishes) -> N
 
 
 def _step(job: Job, presenter: NotebookPresenter, wishes: Wishes) -> None:
-    for _ in range(wishes.take()):
+    wished = wishes.take()
+    for _ in range(0 if job.finished else wished):
         for event in job.interrupt():
             presenter.show(event)
     if not presenter.full and not job.finished:
@@ -79,7 +80,9 @@ def _step(job: Job, presenter: NotebookPresenter, wishes: Wishes) -> None:
             presenter.show(event)
     if job.finished:
         presenter.release()
-    presenter.tick()
+    if job.reason == "interrupt" or (job.finished and wished):
+        presenter.cut()  # who stops a job, or its output, does not want to wait for more of it
+    presenter.tick(ended=job.finished)
 
 
 async def _pause(job: Job, presenter: NotebookPresenter, woken: asyncio.Event) -> None:

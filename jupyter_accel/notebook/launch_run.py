@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from jupyter_accel.errors import ConfigError, ShippingError
+from jupyter_accel.launcher import timeline
 from jupyter_accel.launcher.events import Notice
-from jupyter_accel.launcher.launching import Crew, Launcher
+from jupyter_accel.launcher.launching import Crew, Launcher, Work
 from jupyter_accel.launcher.shipping import unpack
 from jupyter_accel.launcher.stopping import Wishes
 from jupyter_accel.notebook import cell as cells
@@ -55,12 +56,23 @@ class LaunchRun:
             ShippingError: a name cannot travel.
         """
         cell = self._cell
-        self._crew, fresh = self._open()
+        self._timeline = timeline.begin()
+        self._kept = self._find_kept()
+        fresh = self._kept is None
+        own = self._kept.names if self._kept else ()
+        work = cells.work(self._shell, cell, own=own, seed=fresh)
+        self._timeline.mark("names captured")
+        self._crew = self._kept.crew if self._kept else self._start(work)
+        self._timeline.mark("fork asked for")
         try:
             _check_ranks(cell.options.ranks, self._crew.pool.size)
-            own = self._kept.names if self._kept else ()
-            work = cells.work(self._shell, cell, own=own, seed=fresh)
-            self.job = self._launcher.assign(self._crew, work, keep=self._kept is not None)
+            self.job = self._launcher.assign(
+                self._crew,
+                work,
+                keep=self._kept is not None,
+                timeout=cell.options.launch.timeout,
+            )
+            self._timeline.mark("work sent")
         except BaseException:
             self._let_go()
             raise
@@ -74,6 +86,7 @@ class LaunchRun:
             ordered=options.ordered,
             headline=_headline(self._crew, cell),
         )
+        self._crew.pool.show_at_once(self.presenter.at_once)
         self.presenter.begin()
         state = "kept" if self._kept else "running"
         self._launcher.note(self._crew, state=state, name=options.keep)
@@ -93,10 +106,11 @@ class LaunchRun:
                 self._conclude(f"{_UNFINISHED}: {type(error).__name__}" if error else _UNFINISHED)
         finally:
             self._let_go()
+            self._timeline.mark("all let go")
 
     def offer_button(self) -> None:
         """Show a Stop button: the job runs for a while."""
-        if not hasattr(self._shell, "kernel") or self._cell.options.ordered:
+        if self._cell.options.ordered or not _watched(self._shell):
             return
         from jupyter_accel.notebook.stop_button import StopButton  # noqa: PLC0415 - slow import
 
@@ -111,6 +125,8 @@ class LaunchRun:
             WorkerError: a rank failed.
             ShippingError: a name that was asked for did not come; the others did.
         """
+        self._timeline.mark("end seen")
+        self._timeline.add_ranks(self._crew.pool)
         outcome = self.job.outcome()
         self._take_button_away()
         if self._kept is not None and (outcome.failures or outcome.reason):
@@ -145,32 +161,32 @@ class LaunchRun:
         for name, reason in skipped.items():
             if name not in asked:
                 self.presenter.show(Notice(reason))
-        self.presenter.tick()
+        self.presenter.tick(ended=True)
         if lost:
             raise ShippingError(" ".join(lost))
 
-    def _open(self) -> tuple[Crew, bool]:
-        """Return the ranks to use, and whether they are new."""
-        name = self._cell.options.keep
-        if not name:
-            return self._launcher.open(self._cell.options.launch), True
-        kept = self._workers.living(name)
-        if kept is not None:
-            self._kept = kept
-            asked = self._cell.options.launch.num_processes
-            if asked not in {None, kept.crew.pool.size}:
-                msg = (
-                    f"the kept workers {name!r} are {kept.crew.pool.size} ranks; leave -n out, "
-                    f"or run %accel_close {name} first"
-                )
-                raise ConfigError(msg)
-            return kept.crew, False
-        if self._cell.options.launch.start_method == "fork":
+    def _find_kept(self) -> Kept | None:
+        """Return the kept workers that the cell asks for, if they are there."""
+        name, launch = self._cell.options.keep, self._cell.options.launch
+        kept = self._workers.living(name) if name else None
+        if kept is not None and launch.num_processes not in {None, kept.crew.pool.size}:
+            msg = (
+                f"the kept workers {name!r} are {kept.crew.pool.size} ranks; leave -n out, "
+                f"or run %accel_close {name} first"
+            )
+            raise ConfigError(msg)
+        if kept is None and name and launch.start_method == "fork":
             msg = "kept workers cannot be forks of the kernel: later cells would not reach them"
             raise ConfigError(msg)
-        crew = self._launcher.open(self._cell.options.launch)
-        self._kept = self._workers.add(name, crew)
-        return crew, True
+        return kept
+
+    def _start(self, work: Work) -> Crew:
+        """Start the ranks, and keep them if the cell asks for that."""
+        name = self._cell.options.keep
+        crew = self._launcher.open(self._cell.options.launch, work.parcel)
+        if name:
+            self._kept = self._workers.add(name, crew)
+        return crew
 
     def _take_button_away(self) -> None:
         if self._button is not None:
@@ -195,6 +211,16 @@ def _check_ranks(shown: tuple[int, ...] | None, size: int) -> None:
         there = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 only"
         msg = f"--ranks asks for {', '.join(map(str, absent))}, but there are {there}"
         raise ConfigError(msg if size > 1 else msg.replace("there are", "there is"))
+
+
+def _watched(shell: InteractiveShell) -> bool:
+    """Return whether this cell was sent by a notebook that somebody looks at.
+
+    Programs that run notebooks, such as nbclient and papermill, send cells without metadata, and
+    keep the state of every widget in the file.
+    """
+    get_parent = getattr(shell, "get_parent", None)
+    return get_parent is not None and bool((get_parent() or {}).get("metadata"))
 
 
 def _headline(crew: Crew, cell: cells.Cell) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from IPython.core.magic import (
     cell_magic,
     line_magic,
     magics_class,
+    needs_local_scope,
     no_var_expand,
 )
 
@@ -31,7 +33,19 @@ def worded() -> Iterator[None]:
     except WorkerError:
         raise
     except AccelError as error:
-        raise UsageError(str(error)) from error
+        _let_go(error)
+        raise UsageError(str(error)) from None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames of an error that is shown without them.
+
+    They hold what was to travel, and IPython keeps the last error: data that the user deletes
+    after it would stay in memory.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 @magics_class
@@ -50,9 +64,10 @@ class AccelMagics(Magics):
 
     @line_magic("accel_launch")  # type: ignore[arg-type] # as above
     @no_var_expand
-    def launch_line(self, line: str) -> Any:
+    @needs_local_scope
+    def launch_line(self, line: str, local_ns: Mapping[str, Any] | None = None) -> Any:
         """Evaluate an expression on every rank; ``--help`` shows the options."""
-        return self._session.run_blocking(line, None)
+        return self._session.run_blocking(line, None, local_ns)
 
     @line_magic
     def accel_workers(self, line: str) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
-
-from IPython.core.interactiveshell import InteractiveShell
+from typing import TYPE_CHECKING, Any, Literal
 
 from jupyter_accel.launcher.events import Rich
-from jupyter_accel.notebook.pacing import Pace, fitting, wire_bytes
+from jupyter_accel.notebook.pacing import Pace, fitting
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 _MESSAGE_CHARS = 200_000
 
 Name = Literal["stdout", "stderr"]
+
+_pace = Pace()  # the server counts what this process sends, in whatever cell and for whatever job
 
 
 class Publisher:
@@ -25,11 +28,10 @@ class Publisher:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._pace = Pace()
+        self._pace = _pace
         self._stream: Name = "stdout"
         self._pending: list[str] = []
         self._pending_chars = 0
-        self._comms: dict[str, Any] = {}
         self.in_kernel = hasattr(shell, "kernel")
 
     @property
@@ -45,15 +47,17 @@ class Publisher:
     def text(self, stream: Name, text: str, *, free: bool = False) -> int:
         """Take as much of the text as may be sent now; return how many characters that is."""
         done = 0
+        # Asked once: it grows all the time, and would be used up in ever so small pieces.
+        room = self._pace.room()
         while done < len(text):
             if stream != self._stream or self._pending_chars >= _MESSAGE_CHARS:
                 self.flush()  # one message holds text of one stream: else the order would be lost
             piece = text[done : done + _MESSAGE_CHARS - self._pending_chars]
             if self.in_kernel and not free:
-                piece = fitting(piece, self._pace.room())
+                piece = fitting(piece, room)
             if not piece:
                 break
-            self._take(stream, piece)
+            room -= self._take(stream, piece)
             done += len(piece)
         return done
 
@@ -97,32 +101,38 @@ class Publisher:
         """Speak for a widget that lives in a rank."""
         import comm  # noqa: PLC0415 - only where a rank makes widgets
 
+        sys.stdout.flush()  # a comm's message would overtake what was written
+        sys.stderr.flush()
         content = event.content
         name = content["comm_id"]
+        known = comm.get_comm_manager().comms.get(name)
         if event.kind == "comm_open":
-            self._comms[name] = comm.create_comm(
+            comm.create_comm(
                 target_name=content["target_name"],
                 data=content["data"],
                 metadata=content["metadata"],
                 buffers=list(event.buffers),
                 comm_id=name,
             )
-        elif name in self._comms and event.kind == "comm_msg":
-            self._comms[name].send(content["data"], content["metadata"], list(event.buffers))
-        elif name in self._comms:
-            self._comms.pop(name).close()
+        elif known is not None and event.kind == "comm_msg":
+            known.send(content["data"], content["metadata"], list(event.buffers))
+        elif known is not None:
+            known.close()
 
-    def _take(self, stream: Name, piece: str) -> None:
+    def _take(self, stream: Name, piece: str) -> int:
+        """Add a piece to what ``flush`` sends; return how many bytes that takes."""
+        size = self._pace.note_text(piece)
         if not self._pending:
-            self._pace.note_message()
-        self._pace.note_text(wire_bytes(piece))
+            size += self._pace.note_message()
         self._stream = stream
         self._pending.append(piece)
         self._pending_chars += len(piece)
+        return size
 
     def _before_message(self) -> None:
-        """Keep the order: what was written before a message is shown before it."""
+        """Keep the order: what was written before a message is shown before it.
+
+        The kernel flushes its streams itself before it sends a display.
+        """
         self.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
         self._pace.note_message()

@@ -18,6 +18,7 @@ from IPython.core.async_helpers import _pseudo_sync_runner
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -47,7 +48,6 @@ class CellTask:
         all_ranks: every rank sends its value back, not only rank 0.
         seeds: states of the kernel's random generators, by library.
         colors: IPython's colour scheme.
-        inherited: the rank is a fork of the kernel and has its names already.
         cells: numbers of the cells that shipped functions come from, by file name.
     """
 
@@ -61,7 +61,6 @@ class CellTask:
     all_ranks: bool = False
     seeds: Mapping[str, Any] = field(default_factory=dict)
     colors: str = "neutral"
-    inherited: bool = False
     cells: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -125,7 +124,7 @@ class _Compiler(CachingCompiler):
 class _KeepValue(ast.NodeTransformer):
     """Gives the value of an expression a name, so that tracebacks show just the expression."""
 
-    def visit_Module(self, node: ast.Module) -> ast.Module:  # noqa: N802, PLR6301 - the base's own
+    def visit_Module(self, node: ast.Module) -> ast.Module:
         """Turn the last expression into an assignment."""
         last = node.body[-1]
         assert isinstance(last, ast.Expr)  # noqa: S101 - the kernel has looked
@@ -173,6 +172,9 @@ class RankShell(InteractiveShell):
     def show_usage_error(self, exc: BaseException) -> None:
         """Leave it to the kernel to show the message of a misused magic, once."""
 
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Start no event loop: ``%matplotlib inline`` asks for none, and a rank has no screen."""
+
     def ask_exit(self) -> None:
         """Do what ``exit()`` and ``quit()`` mean in a rank: end its work here, and well."""
         raise SystemExit(0)
@@ -198,7 +200,12 @@ class RankShell(InteractiveShell):
         run: Callable[[Any], Any] = self.loop_runner if waits else _pseudo_sync_runner
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="To exit: use")
-            result = run(coroutine)
+            try:
+                result = run(coroutine)
+            finally:
+                self.events.trigger("post_execute")  # figures that are still open are shown now
+        if not task.expression:
+            self.events.trigger("post_run_cell", result)
         error = result.error_before_exec or result.error_in_exec
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             raise TracedFailure(self._failed(error))
@@ -242,8 +249,7 @@ def run_cell(task: CellTask, parcel: Parcel, side: RankSide) -> Returned:
     names: dict[str, Any] = shell.user_ns
     shell.bind(side, task)
     relay_comm.use(side)
-    if not task.inherited:
-        names.update(unpack(parcel, namespace=names))
+    names.update(unpack(parcel, namespace=names))
     _restore(task.seeds)
     names.update(_helpers(side))
     shell.execute(task)
@@ -269,11 +275,11 @@ def _give_back(task: CellTask, names: dict[str, Any], side: RankSide) -> Returne
     return Returned(parcel, info)
 
 
-def _pack_what_can(
-    wanted: list[str], names: dict[str, Any]
-) -> tuple[Parcel, dict[str, str]]:
+def _pack_what_can(wanted: list[str], names: dict[str, Any]) -> tuple[Parcel, dict[str, str]]:
     """Pack names; those that cannot travel are left out, with the reason."""
     skipped: dict[str, str] = {}
+    if not wanted:  # most cells; the first use of the pickling takes some milliseconds in a fork
+        return Parcel(b""), skipped
     while True:
         values = {name: names[name] for name in wanted if name not in skipped}
         try:
@@ -331,4 +337,12 @@ def _new_shell(**more: Any) -> RankShell:
         **more,
     )
     shell.builtin_trap.activate()
+    shell.register_magic_function(_refuse, "line_cell", "accel_launch")  # type: ignore[arg-type] # IPython declares it for no arguments
     return shell
+
+
+def _refuse(line: str, cell: str | None = None) -> None:
+    """Stand in for the launching magics where they make no sense."""
+    del line, cell
+    msg = "this code runs in a rank already; launch from the kernel instead"
+    raise UsageError(msg)

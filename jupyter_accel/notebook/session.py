@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_accel.launcher import provider
@@ -14,6 +15,8 @@ from jupyter_accel.notebook.kept import KeptWorkers
 from jupyter_accel.notebook.magics import AccelMagics, worded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_accel.launcher.launching import Launcher
@@ -33,8 +36,8 @@ class Session:
         self.shell = shell
         self.kept = KeptWorkers()
         self._watch = DeviceWatch()
-        self._running = 0  # cells, one inside the other
-        self._transformer = Transformer(self._may_await, self._parse)
+        self._transformer = Transformer(lambda: bool(shell.autoawait), self._parse)
+        self._magics = AccelMagics(shell, self)
         self._launcher: Launcher | None = None
         self._template: Template | None = None
 
@@ -44,7 +47,7 @@ class Session:
         self._template = Template.start(preload=(*PRELOAD, _RANK_SHELL))
         provider.use(lambda: self.launcher, self._present)
         shell.input_transformers_cleanup.append(self._transformer)
-        shell.register_magics(AccelMagics(shell, self))
+        shell.register_magics(self._magics)
         shell.events.register("pre_run_cell", self._before_cell)
         shell.events.register("post_run_cell", self._after_cell)
         self._watch.start()
@@ -77,6 +80,9 @@ class Session:
         elif self._template is not None:
             self._template.close()
         self._template = None
+        known = self.shell.magics_manager.magics
+        for kind, own in self._magics.magics.items():
+            known[kind] = {name: at for name, at in known[kind].items() if own.get(name) != at}
         if self._transformer in self.shell.input_transformers_cleanup:
             self.shell.input_transformers_cleanup.remove(self._transformer)
         for event, function in (
@@ -103,8 +109,16 @@ class Session:
                 await following.follow(run.job, run.presenter, run.wishes, run.offer_button)
                 return run.result()
 
-    def run_blocking(self, line: str, body: str | None) -> Any:
-        """Run a cell or an expression where nothing can be awaited: no button, all else alike."""
+    def run_blocking(
+        self, line: str, body: str | None, local: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a cell or an expression where nothing can be awaited: no button, all else alike.
+
+        Args:
+            line: what follows the magic.
+            body: the cell below it, or None for an expression.
+            local: the variables of the function that launches.
+        """
         from jupyter_accel.launcher.stopping import interrupts_to  # noqa: PLC0415
         from jupyter_accel.notebook import following  # noqa: PLC0415
         from jupyter_accel.notebook.launch_run import LaunchRun  # noqa: PLC0415
@@ -112,6 +126,8 @@ class Session:
         cell = self._read(line, body, 1)
         if cell is None:
             return None
+        if local is not None and local is not self.shell.user_ns:
+            cell = replace(cell, local=local)
         run = LaunchRun(self.shell, self.launcher, self.kept, cell)
         with worded():
             self.launcher.get_ready(cell.options.launch)
@@ -136,22 +152,13 @@ class Session:
 
         return CallPresenter(Publisher(self.shell), size)
 
-    def _may_await(self) -> bool:
-        """Whether what is transformed now is a cell itself, and not code inside one.
-
-        Magics such as ``%time`` transform their text too, and do not await what is in it.
-        """
-        return bool(self.shell.autoawait) and not self._running
-
     def _parse(self, body: str) -> None:
         self.shell.compile.ast_parse(self.shell.transform_cell(body))
 
     def _before_cell(self, _info: object = None) -> None:
-        self._running += 1
         self._watch.before()
 
     def _after_cell(self, result: Any = None) -> None:
-        self._running = max(0, self._running - 1)  # the cell that loads us has not been counted
         info = getattr(result, "info", None)
         raw = (getattr(info, "raw_cell", "") or "").strip()
         count = getattr(result, "execution_count", None) or self.shell.execution_count

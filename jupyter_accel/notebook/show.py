@@ -5,51 +5,25 @@ from __future__ import annotations
 import html
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
-from jupyter_accel.launcher.events import Event, Notice, Rich, Text
+from jupyter_accel.launcher.events import Event, Notice, RankState, Rich, Text
+from jupyter_accel.notebook.arranging import Held, Labels
+from jupyter_accel.notebook.folding import Fold
 from jupyter_accel.notebook.publishing import Publisher
 
 _FOLD_SECONDS = 0.5  # between two pictures of the same folded rank
+_GLIMPSE_AFTER = 1.0  # a short job shows its folds at its end only, always in the same place
 _PACE_SECONDS = 0.05  # between two tries to send what waits
-_TAIL_CHARS = 4000  # a folded rank that is still running shows its end only
-BACKLOG_CHARS = 8_000_000
+_TEXT_SECONDS = 0.03  # between two messages of text, while the ranks run
+_SHOWING_SECONDS = 2.0  # between two words on how much is still to be shown
+_REST_CHARS = 100_000  # of what is left out at a stop, this much of the end is shown
+_EVENT_COST = 200  # what an event takes besides its text
+BACKLOG_CHARS = 4_000_000
 """Above this much unsent output the ranks are not read: their writes wait."""
-
-
-@dataclass
-class _Fold:
-    """The output of one rank that is not shown plainly."""
-
-    rank: int
-    parts: list[str] = field(default_factory=list)
-    chars: int = 0
-    lines: int = 0
-    drawn: float = 0.0
-    changed: bool = False
-
-    def add(self, text: str) -> None:
-        """Append text."""
-        self.parts.append(text)
-        self.chars += len(text)
-        self.lines += text.count("\n")
-        self.changed = True
-
-    def text(self, *, whole: bool) -> str:
-        """Return all of it, or only its end."""
-        if whole:
-            return "".join(self.parts)
-        tail: list[str] = []
-        size = 0
-        for part in reversed(self.parts):
-            tail.append(part[-(_TAIL_CHARS - size) :])
-            size += len(tail[-1])
-            if size >= _TAIL_CHARS:
-                break
-        return "".join(reversed(tail))
 
 
 class NotebookPresenter:
@@ -77,53 +51,92 @@ class NotebookPresenter:
         self._ordered = ordered
         self._headline = headline
         self._id = f"accel-{secrets.token_hex(6)}"
-        self._folds: dict[int, _Fold] = {}
-        self._held: dict[int, list[Event]] = {rank: [] for rank in range(size)}
+        self._folds: dict[int, Fold] = {}
+        self._held = Held(size)
         self._waiting: deque[Event] = deque()
-        self._waiting_chars = 0
+        self._waiting_cost = 0
+        self._updates: Counter[str] = Counter()
+        self._labels = Labels()
+        self._clear_at_next = False
+        self._free = False
+        self._sent_at = self._told_at = 0.0
         self._began = time.monotonic()
         self.controls: Mapping[str, Any] = {}
 
     # While the job runs
 
+    @property
+    def at_once(self) -> Collection[int]:
+        """The ranks whose lines are shown before they are whole: nobody else's come between."""
+        return self._shown if len(self._shown) == 1 and not self._ordered else ()
+
     def begin(self) -> None:
         """Show the state line."""
-        self._state(self._headline, update=False)
+        if self._publisher.in_kernel:
+            self._state(self._headline, update=False)
 
     def show(self, event: Event) -> None:
         """Take one event; it is sent when its turn and the front end's limits allow."""
         if self._ordered and isinstance(event, Text | Rich):
-            self._held[event.rank].append(event)
+            self._held.add(event)
+        elif isinstance(event, RankState):
             return
-        self._waiting.append(event)
-        if isinstance(event, Text):
-            self._waiting_chars += len(event.text)
+        elif isinstance(event, Text | Rich) and event.rank not in self._shown:
+            self._fold(event)
+        else:
+            if len(self._shown) > 1:
+                event = self._labels.put(event)
+            if isinstance(event, Rich) and event.kind == "update":
+                self._updates[_display_id(event)] += 1
+            self._waiting.append(event)
+            self._waiting_cost += _cost(event)
 
     @property
     def full(self) -> bool:
         """Whether so much waits to be sent that the ranks should wait as well."""
-        return self._waiting_chars > BACKLOG_CHARS
+        return self._waiting_cost > BACKLOG_CHARS
 
     @property
     def idle(self) -> bool:
         """Whether everything has been sent."""
-        return not self._waiting
+        return not self._waiting and not self._publisher.pending
 
-    def tick(self) -> None:
-        """Send what may be sent now."""
-        while self._waiting:
-            event = self._waiting[0]
-            if isinstance(event, Text) and self._is_plain(event.rank):
-                if not self._send_text(event):
-                    break
-            else:
-                self._waiting.popleft()
-                self._other(event)
-        self._publisher.flush()
+    def tick(self, *, ended: bool = False) -> None:
+        """Send what may be sent now; ``ended``: the ranks have ended, so nothing is gathered."""
+        while self._waiting and self._send(self._waiting[0]):
+            pass
         now = time.monotonic()
-        for fold in self._folds.values():
-            if fold.changed and now - fold.drawn > _FOLD_SECONDS:
-                self._draw(fold, whole=False)
+        if ended or now - self._sent_at > _TEXT_SECONDS:
+            self._publisher.flush()
+            self._sent_at = now
+        if self._publisher.in_kernel and now - self._began > _GLIMPSE_AFTER:
+            for fold in self._folds.values():
+                if fold.changed and now - fold.drawn > _FOLD_SECONDS:
+                    self._draw(fold, fold.glimpse())
+        if ended and self._waiting and now - self._told_at > _SHOWING_SECONDS:
+            self._told_at = now
+            self.controls = {}
+            size = f"{self._waiting_cost / 1e6:.1f} MB"
+            words = f"the ranks have ended; {size} of output to show, interrupt to leave it out"
+            self._state(f"{self._headline} · {words}", update=True)
+
+    def cut(self) -> None:
+        """Leave out what waits, but for its end: nobody wants to wait for it."""
+        rest: deque[Event] = deque()
+        kept, left_out = 0, 0
+        for event in reversed(self._waiting):
+            if not isinstance(event, Text):
+                rest.appendleft(event)
+                continue
+            end = event.text[max(0, len(event.text) - (_REST_CHARS - kept)) :]
+            kept += len(end)
+            left_out += len(event.text) - len(end)
+            if end:
+                rest.appendleft(replace(event, text=end))
+        if left_out:
+            rest.appendleft(Notice(f"[{left_out / 1e6:.1f} MB of output left out]"))
+            self._waiting, self._free = rest, True
+            self._waiting_cost = sum(map(_cost, rest))
 
     def offer_controls(self, controls: Mapping[str, Any]) -> None:
         """Show a widget in the state line, for as long as the job runs."""
@@ -134,74 +147,79 @@ class NotebookPresenter:
 
     def release(self) -> None:
         """Queue what was held back for the end."""
-        if not self._ordered:
-            return
-        self._ordered = False
-        for rank, events in self._held.items():
-            if len(self._held) > 1 and events:
-                self.show(Text(0, "stdout", f"[rank {rank}]\n"))
-            for event in events:
-                self.show(_as_rank_0(event))
-            events.clear()
-        self._shown = frozenset((0,))
+        if self._ordered:
+            self._ordered, self._shown = False, frozenset((0,))
+            for event in self._held.release():
+                self.show(event)
 
     def finish(self, verdict: str, *, timed: bool = True) -> None:
         """Show each folded rank whole, and how the job ended."""
-        for fold in self._folds.values():
-            self._draw(fold, whole=True)
+        self._publisher.flush()
+        for rank in sorted(self._folds):
+            self._draw(self._folds[rank], self._folds[rank].bundle())
         self.controls = {}
         seconds = f" · {time.monotonic() - self._began:.2f} s" if timed else ""
-        self._state(f"{self._headline}{seconds} · {verdict}", update=True)
-        self._publisher.flush()
+        words = f"{self._headline}{seconds} · {verdict}"
+        self._state(words, update=self._publisher.in_kernel)
 
     # Inside
 
-    def _is_plain(self, rank: int) -> bool:
-        return rank in self._shown
-
-    def _send_text(self, event: Text) -> bool:
-        """Send as much of the text as the limits allow; return whether all of it went."""
-        text = event.text
-        if len(self._shown) > 1:
-            text = _labelled(event)
-        sent = self._publisher.text(event.stream, text)
-        self._waiting.popleft()
-        self._waiting_chars -= len(event.text)
-        if sent < len(text):
-            rest = text[sent:]
-            # Labelled already: what is left must not get a second label.
-            self._waiting.appendleft(_Raw(event.rank, event.stream, rest))
-            self._waiting_chars += len(rest)
-            return False
-        return True
-
-    def _other(self, event: Event) -> None:
+    def _send(self, event: Event) -> bool:
+        """Send the first event that waits, as far as the limits allow; return whether it went."""
         if isinstance(event, Notice):
             self._publisher.text("stderr", event.text + "\n", free=True)
-        elif isinstance(event, Rich):
-            if self._is_plain(event.rank) or not event.kind.startswith(("display", "result")):
-                self._publisher.rich(event)
-            else:
-                plain = event.content["data"].get("text/plain", "")
-                self._fold(event.rank).add(f"{plain}\n")
+        elif not self._publisher.ready and not self._free:
+            return False
         elif isinstance(event, Text):
-            self._waiting_chars -= len(event.text)
-            self._fold(event.rank).add(event.text)
+            self._clear_if_due()
+            sent = self._publisher.text(event.stream, event.text, free=self._free)
+            if sent < len(event.text):
+                self._waiting[0] = replace(event, text=event.text[sent:])
+                self._waiting_cost -= sent
+                return False
+        elif isinstance(event, Rich):
+            self._send_rich(event)
+        self._waiting_cost -= _cost(self._waiting.popleft())
+        return True
 
-    def _fold(self, rank: int) -> _Fold:
-        return self._folds.setdefault(rank, _Fold(rank))
+    def _send_rich(self, event: Rich) -> None:
+        if event.kind == "clear":
+            self._clear_at_next = len(self._shown) == 1
+            if not event.content["wait"]:
+                self._clear_if_due()
+            return
+        if event.kind == "update":
+            name = _display_id(event)
+            self._updates[name] -= 1
+            if self._updates[name] > 0:
+                return  # a newer state of the same display waits
+        elif event.kind in {"display", "result"}:
+            self._clear_if_due()
+        self._publisher.rich(event)
 
-    def _draw(self, fold: _Fold, *, whole: bool) -> None:
-        text = fold.text(whole=whole)
-        count = f"{fold.lines} line{'' if fold.lines == 1 else 's'}"
-        title = f"rank {fold.rank} · {count}"
-        bundle = {
-            "text/plain": f"{title}\n{text}",
-            "text/html": (
-                f"<details><summary>{title}</summary>"
-                f'<pre style="margin:0 0 0 1em">{html.escape(text)}</pre></details>'
-            ),
-        }
+    def _clear_if_due(self) -> None:
+        """Clear the cell's output as a rank has asked, and show again what is not the rank's."""
+        if not self._clear_at_next:
+            return
+        self._clear_at_next = False
+        self._publisher.clear()
+        if self._publisher.in_kernel:
+            self._state(self._headline, update=False)
+        for fold in self._folds.values():
+            fold.drawn, fold.changed = 0.0, True
+
+    def _fold(self, event: Text | Rich) -> None:
+        fold = self._folds.setdefault(event.rank, Fold(event.rank))
+        if isinstance(event, Text):
+            fold.add(event.text)
+        elif event.kind in {"display", "result", "update"}:
+            text = event.content["data"].get("text/plain", "")
+            put = fold.replace if event.kind == "update" else fold.add_display
+            put(text, _display_id(event))
+        elif event.kind == "clear":
+            fold.clear(wait=event.content["wait"])
+
+    def _draw(self, fold: Fold, bundle: Mapping[str, str]) -> None:
         update = fold.drawn > 0
         self._publisher.display(bundle, f"{self._id}-{fold.rank}", update=update)
         fold.drawn, fold.changed = time.monotonic(), False
@@ -218,25 +236,19 @@ class NotebookPresenter:
         self._publisher.display(bundle, self._id, update=update)
 
 
-class _Raw(Text):
-    """Text that has its label already."""
-
-    __slots__ = ()
+def _display_id(event: Rich) -> str:
+    return str(event.content.get("transient", {}).get("display_id", ""))
 
 
-def _labelled(event: Text) -> str:
-    if isinstance(event, _Raw):
-        return event.text
-    lines = event.text.splitlines(keepends=True)
-    return "".join(f"[rank {event.rank}] {line}" for line in lines)
-
-
-def _as_rank_0(event: Event) -> Event:
+def _cost(event: Event) -> int:
+    """Return about how many bytes an event holds in memory and in a message."""
     if isinstance(event, Text):
-        return Text(0, event.stream, event.text)
+        return _EVENT_COST + len(event.text)
     if isinstance(event, Rich):
-        return Rich(0, event.kind, event.content, event.buffers)
-    return event
+        values = event.content.get("data", {}).values()
+        size = sum(len(value) for value in values if isinstance(value, str | bytes))
+        return _EVENT_COST + size + sum(map(len, event.buffers))
+    return _EVENT_COST
 
 
 def whereabouts(info: Mapping[str, Any]) -> str:
@@ -269,17 +281,35 @@ class CallPresenter:
         )
         self._inner.begin()
 
+    @property
+    def at_once(self) -> Collection[int]:
+        """The ranks whose lines are shown before they are whole."""
+        return self._inner.at_once
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that the ranks should wait as well."""
+        return self._inner.full
+
     def show(self, event: Event) -> None:
-        """Show one event."""
+        """Take one event."""
         self._inner.show(event)
+
+    def tick(self) -> None:
+        """Send what may be sent now."""
         self._inner.tick()
 
-    def close(self, verdict: str) -> None:
+    def close(self, verdict: str, *, stopped: bool) -> None:
         """Show what was held back, and how the job ended."""
         self._inner.release()
-        while True:
-            self._inner.tick()
-            if self._inner.idle:
-                break
-            time.sleep(_PACE_SECONDS)
+        if stopped:
+            self._inner.cut()
+        try:
+            self._inner.tick(ended=True)
+            while not self._inner.idle:
+                time.sleep(_PACE_SECONDS)
+                self._inner.tick(ended=True)
+        except KeyboardInterrupt:
+            self._inner.cut()
+            self._inner.tick(ended=True)
         self._inner.finish(verdict)

@@ -9,6 +9,7 @@ import pytest
 from jupyter_accel.errors import WorkerDiedError, WorkerError
 from jupyter_accel.launcher.failures import first_cause, folded, from_end, from_message, to_error
 from jupyter_accel.launcher.messages import Failed, RankEnded
+from jupyter_accel.launcher.stacks import Stacks
 
 LOST = "[/pytorch/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:25411"
 
@@ -42,7 +43,7 @@ def test_a_lost_connection_is_an_echo_even_if_it_was_noticed_first():
 
 def test_a_killed_rank_is_a_cause_and_not_an_echo():
     echo = raised(0, "RuntimeError", LOST, at=5)
-    killed = from_end(ended(1, by=signal.SIGKILL, at=10))
+    killed = from_end(ended(1, by=signal.SIGKILL, at=10), Stacks())
     error = to_error([echo, killed])
     assert isinstance(error, WorkerDiedError)
     assert error.rank == 1
@@ -102,6 +103,12 @@ def test_the_error_carries_rank_name_and_traceback():
     ],
 )
 def test_the_end_of_a_process_is_put_in_words(how, words):
-    failure = from_end(ended(**how))
+    failure = from_end(ended(**how), Stacks())
     assert words in failure.sentence
     assert failure.died
+
+
+def test_the_same_words_at_different_lines_are_two_failures():
+    one = from_message(0, Failed("ValueError", "bad", (), "<cell>:3", 1))
+    other = from_message(1, Failed("ValueError", "bad", (), "<cell>:9", 2))
+    assert len(folded([one, other])) == 2

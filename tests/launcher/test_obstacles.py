@@ -41,7 +41,8 @@ def test_a_lock_in_a_dictionary_is_found_named_and_given_a_way_out(namespace):
     namespace["config"] = {"lr": 0.1, "deep": [{"lock": threading.Lock()}]}
     run("def train(): return config", namespace)
     assert said(namespace, "train()") == (
-        "`config` cannot travel to the ranks: `config['deep'][0]['lock']` is a lock (_thread.lock), "
+        "`config` cannot travel to the ranks: "
+        "`config['deep'][0]['lock']` is a lock (_thread.lock), "
         "which belongs to the process that made it. `train` reads `config`. "
         "Create it inside `train` or in the cell that the ranks run. "
         "Or use `--start-method fork`, which gives the ranks a copy of the whole kernel."
@@ -64,13 +65,13 @@ def test_a_variable_that_a_function_encloses_is_named_with_its_function(namespac
     run("def make(lock):\n  def train(): return lock\n  return train", namespace)
     namespace["train"] = namespace["make"]({"l": threading.Lock()})
     message = said(namespace, "train()")
-    assert "`lock['l']`, which is a variable enclosed in `train` is a lock" in message
+    assert "`lock['l']`, which is a variable enclosed in `train`, is a lock" in message
 
 
 def test_a_default_argument_is_named(namespace):
     namespace["lock"] = threading.Lock()
     run("def train(x, lock=lock): return x", namespace)
-    assert "`lock`, which is the default of an argument of `train` is a lock" in said(
+    assert "`lock`, which is the default of an argument of `train`, is a lock" in said(
         namespace, "train(1)"
     )
 
@@ -78,7 +79,7 @@ def test_a_default_argument_is_named(namespace):
 def test_an_attribute_of_a_class_is_named(namespace):
     run("import threading\nclass Model:\n  guard = threading.Lock()\nmodel = Model()", namespace)
     message = said(namespace, "model")
-    assert "`Model.guard`, the class of `model` is a lock" in message
+    assert "`Model.guard`, the class of `model`, is a lock" in message
 
 
 def a_started_generator():
@@ -108,7 +109,7 @@ KINDS = {
     "a generator": [a_started_generator],
     "a coroutine": [coroutine],
     "a weak reference": [lambda: weakref.ref(Connection)],
-    "a frame": [lambda: sys._getframe()],
+    "a frame": [sys._getframe],
     "a database connection": [lambda: sqlite3.connect(":memory:"), Connection],
     "a database cursor": [lambda: sqlite3.connect(":memory:").cursor()],
     "an open file": [lambda: open(__file__, "rb"), lambda: open(__file__)],  # noqa: PTH123, SIM115
@@ -200,4 +201,4 @@ def test_keys_and_members_are_found_too(namespace):
     namespace["d"] = {threading.get_ident: 1, (1, 2): threading.Lock()}
     assert "`d[(1, 2)]` is a lock" in said(namespace, "d")
     namespace["s"] = {threading.Lock()}
-    assert "a member of `s` is a lock" in said(namespace, "s")
+    assert "a member of `s`, is a lock" in said(namespace, "s")

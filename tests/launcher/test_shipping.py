@@ -162,6 +162,18 @@ def test_large_arrays_travel_beside_the_stream(pair):
     assert pair.rank("int(big.sum())") == 499_999_500_000
 
 
+def test_a_long_stream_goes_through_shared_memory_too(pair):
+    lines = pair.namespace["lines"] = [f"line {n}" for n in range(200_000)]
+    array = pair.namespace["array"] = np.arange(20_000)
+    parcel = pair.ship("lines, array")
+    assert parcel.stream == b""
+    assert pair.rank("len(lines), lines[-1], int(array.sum())") == (
+        len(lines),
+        lines[-1],
+        array.sum(),
+    )
+
+
 def test_a_change_in_the_rank_leaves_the_kernels_array_alone(pair):
     big = pair.namespace["big"] = np.zeros(100_000)
     pair.launch("big[:] = 5")
