@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MARK = "JUPYTER_ACCEL_TEST_MARK"
 SESSION = uuid.uuid4().hex
@@ -63,6 +63,12 @@ def shared_memory_entries() -> frozenset[str]:
     return frozenset(p.name for p in SHARED_MEMORY.glob("*"))
 
 
+def _paths_below(folder: Path) -> Iterator[str]:
+    """Every file and folder in a folder; unlike ``rglob`` it bears with those that go meanwhile."""
+    for inside, folders, files in os.walk(folder):
+        yield from (os.path.join(inside, name) for name in (*folders, *files))  # noqa: PTH118
+
+
 def _held_by_others(entries: Iterable[str], ours: Sequence[int]) -> frozenset[str]:
     """Those entries of /dev/shm that a living process which is not ours has mapped.
 
@@ -108,7 +114,7 @@ class Footprint:
             descriptors={pid: len(fds) for pid, fds in targets.items()},
             memfds=sum(t.startswith("/memfd:") for fds in targets.values() for t in fds.values()),
             shared_memory=shared_memory_entries(),
-            files=frozenset(str(p) for folder in folders for p in folder.rglob("*")),
+            files=frozenset(path for folder in folders for path in _paths_below(folder)),
         )
 
     def beyond(self, earlier: Footprint) -> str | None:

@@ -80,7 +80,9 @@ def from_message(rank: int, failed: Failed) -> Failure:
 
 def from_end(ended: RankEnded, stacks: Stacks) -> Failure:
     """Describe a rank whose process ended without a word, but perhaps with a stack."""
-    if ended.signal is None:
+    if ended.with_supervisor:
+        message = "the process that supervises the ranks was ended, and the ranks with it"
+    elif ended.signal is None:
         message = (
             f"the process ended by itself with exit code {ended.exit_code} before its work was "
             "done, as os._exit() or a crashing library does"

@@ -200,23 +200,27 @@ class Launcher:
         return Job(pool, keep=keep, timeout=timeout, reap=crew.devices.kind != "cpu")
 
     def note(self, crew: Crew, *, state: str, kernel_id: str = "", name: str = "") -> None:
-        """Write down that these ranks run, for the eyes of others."""
+        """Write down that these ranks run, for the eyes of others, as soon as all of them do."""
         supervisor = crew.supervisor or self._template
         if self._records is None or supervisor is None:
             return
-        folder, job = self._records, crew.id
+        folder = self._records
         record = records.JobRecord(
-            id=job,
+            id=crew.id,
             state=state,
             kernel=records.process(os.getpid()),
             supervisor=records.process(supervisor.pid),
-            ranks=[records.process(rank.pid) for rank in crew.pool.ranks if rank.pid],
             kernel_id=kernel_id,
             name=name,
         )
-        with contextlib.suppress(OSError):  # a full disk must not keep a job from running
-            records.write(folder, record)
-            crew.on_close = lambda: records.remove(folder, job)
+
+        def write() -> None:
+            ranks = [(rank.pid, rank.born) for rank in crew.pool.ranks if rank.pid]
+            with contextlib.suppress(OSError):  # a full disk must not keep a job from running
+                records.write(folder, replace(record, ranks=ranks))
+
+        crew.pool.when_started(write)
+        crew.on_close = lambda: records.remove(folder, crew.id)
 
     def close(self) -> None:
         """End the template and every rank it still has."""

@@ -85,7 +85,11 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A rank's process is gone and reaped, and everything that it had started with it."""
+    """A rank's process is gone and reaped, and everything that it had started with it.
+
+    ``ended_by_us``: by a signal that the kernel asked for; ``with_supervisor``: because the
+    supervisor itself was told to end.
+    """
 
     rank: int
     exit_code: int | None
@@ -94,6 +98,7 @@ class RankEnded:
     ended_by_us: bool
     out_of_memory: bool
     at_ns: int
+    with_supervisor: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import secrets
 import select
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from jupyter_accel.control import Board
@@ -82,6 +82,7 @@ class Pool:
                 self._poller.register(fd, select.POLLIN)
         self._poller.register(supervisor.fileno(), select.POLLIN)
         self.closed = False
+        self._when_started: Callable[[], None] | None = None
 
     def fileno(self) -> int | None:
         """Return the descriptor that is readable when there is something to read.
@@ -131,6 +132,11 @@ class Pool:
     def show_stacks(self) -> None:
         """Have every rank write its stacks to its standard error."""
         self._ask(ShowStacks())
+
+    def when_started(self, action: Callable[[], None]) -> None:
+        """Call this once every rank has a process."""
+        self._when_started = action
+        self._check_started()
 
     def poll(self, seconds: float | None = 0) -> list[Event]:
         """Wait at most this long for something to happen; return what the ranks did."""
@@ -185,12 +191,18 @@ class Pool:
                 self.ranks[message.rank].born = processes.start_time(message.pid)
                 self.ranks[message.rank].started_ns = message.at_ns
                 events.append(RankState(message.rank, "started", message.pid))
+                self._check_started()
             elif isinstance(message, RankEnded):
                 self.ranks[message.rank].ended = message
         if self._supervisor.ended:
             self._ignore(self._supervisor.fileno())
             self._kill_unsupervised()
         return events
+
+    def _check_started(self) -> None:
+        if self._when_started is not None and all(rank.pid for rank in self.ranks):
+            action, self._when_started = self._when_started, None
+            action()
 
     def _kill_unsupervised(self) -> None:
         """Kill what ranks have left in their process groups: they died with their supervisor."""

@@ -266,7 +266,8 @@ class Supervisor:
             exit_code=None if number is not None else os.waitstatus_to_exitcode(status),
             signal=number,
             peak_bytes=peak,
-            ended_by_us=number in pool.sent,
+            ended_by_us=number in pool.sent and not self._terminated,
+            with_supervisor=self._terminated,
             out_of_memory=killed and processes.out_of_memory_kills() > pool.memory_kills,
             at_ns=at,
         )

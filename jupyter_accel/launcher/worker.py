@@ -162,7 +162,8 @@ def _cut_loose(place: Place) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Until there is work an interrupt just ends the rank: there is nothing of the user's to tell.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setsid()
     processes.die_with_parent(place.parent)
     processes.adopt_orphans()

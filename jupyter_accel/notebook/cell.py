@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import random
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -55,6 +56,20 @@ def read(
     if options.help:
         return options
     expression = body is None
+    _check_form(options, rest, expression=expression)
+    raw = rest if body is None else body
+    code = _python(shell, raw, skipped=0 if expression else skipped)
+    number = _prompt_number(shell)
+    name = shell.compile.cache(code, number, raw_code=code)
+    tree = _expression(code, name) if expression else _parsed(code, name, "exec")
+    names = names_in(tree)
+    for wanted in options.pull:
+        _check_pull(wanted, names.written, shell.user_ns)
+    return Cell(options, raw, code, names, expression, number)
+
+
+def _check_form(options: MagicOptions, rest: str, *, expression: bool) -> None:
+    """Refuse options that do not go with a cell, or with an expression."""
     if expression and not rest:
         msg = "nothing to run: write %accel_launch train(), or %%accel_launch above a cell"
         raise ConfigError(msg)
@@ -67,12 +82,14 @@ def read(
     if expression and (options.pull or options.pull_all):
         msg = "--pull is for cells; %accel_launch returns the value of its expression"
         raise ConfigError(msg)
-    raw = rest if body is None else body
-    code = _python(shell, raw, skipped=0 if expression else skipped)
-    number = _prompt_number(shell)
-    name = shell.compile.cache(code, number, raw_code=code)
-    tree = _expression(code, name) if expression else _parsed(code, name, "exec")
-    return Cell(options, raw, code, names_in(tree), expression, number)
+
+
+def _check_pull(wanted: str, written: Collection[str], namespace: Mapping[str, Any]) -> None:
+    """Refuse a name that is misspelt before the ranks have worked for it."""
+    near = difflib.get_close_matches(wanted, written, n=1, cutoff=0.75)
+    if near and wanted not in written and wanted not in namespace:
+        msg = f"--pull {wanted}: the cell sets no such name; did you mean {near[0]}?"
+        raise ConfigError(msg)
 
 
 def _parsed(code: str, name: str, mode: str) -> Any:

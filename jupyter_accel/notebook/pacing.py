@@ -11,8 +11,8 @@ import json
 import time
 from collections.abc import Callable
 
-# In any three seconds no more passes than BURST + 3 * PER_SECOND. That is 0.4 below each limit, so
-# that output which was held up on its way for half a second, and comes at once then, passes too.
+# In any three seconds no more passes than a burst and three times the rate: 2.6 MB, 2600 messages.
+# The limits are 3 MB and 3000, so that output may also be held up on its way for half a second.
 _BYTES_BURST, _BYTES_PER_SECOND = 650_000, 650_000
 _MESSAGES_BURST, _MESSAGES_PER_SECOND = 650, 650
 _HEADERS = 1000  # bytes of a message besides its text

@@ -394,3 +394,9 @@ def test_pulled_data_is_the_kernels_own_and_outlives_the_ranks(lab):
         "(float(big.sum()), float(wide.sum()), float(tiny), wide.flags.writeable)"
     ) == ("(20.0, 800000.0, 2.0, True)")
     lab.ok("del big, wide, tiny")
+
+
+def test_a_misspelt_pull_is_refused_before_the_ranks_have_worked(lab):
+    cell = lab.run("%%accel_launch -n 1 --pull modle\nmodel = 1\nprint('worked')")
+    assert "--pull modle: the cell sets no such name; did you mean model?" in cell.stderr
+    assert "worked" not in cell.stdout

@@ -210,7 +210,7 @@ def test_a_group_of_exceptions_is_shown_with_its_members(lab):
 
 
 def test_a_cause_is_shown_above_what_it_led_to(lab):
-    body = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('new') from error"
+    body = "try:\n    1 / 0\nexcept ZeroDivisionError as old:\n    raise ValueError('new') from old"
     text = failed(lab, body).plain_traceback
     assert text.startswith("ranks 0, 1: ValueError: new")
     assert text.index("----> 3     1 / 0") < text.index("----> 5     raise ValueError('new')")

@@ -222,10 +222,9 @@ def button(cell: RunningCell, timeout: float = 20.0) -> str:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         for message in list(cell.so_far.messages):
-            state = message.content.get("data", {})
-            if message.kind == "comm_open" and "state" in state:
-                if state["state"].get("_model_name") == "ButtonModel":
-                    return str(message.content["comm_id"])
+            state = message.content.get("data", {}).get("state", {})
+            if message.kind == "comm_open" and state.get("_model_name") == "ButtonModel":
+                return str(message.content["comm_id"])
         time.sleep(0.02)
     msg = "no button"
     raise TimeoutError(msg)
