@@ -10,6 +10,9 @@ AccelError
 └── WorkerError            a rank failed; carries its rank and its traceback
     ├── WorkerDiedError    a rank ended without a word: a signal, or an exit code
     └── WorkerTimeoutError the ranks ran longer than the caller allowed
+
+KeyboardInterrupt
+└── Interrupted            the user stopped a job; not an error of anybody's
 """
 
 from __future__ import annotations
@@ -81,3 +84,10 @@ class WorkerDiedError(WorkerError):
 
 class WorkerTimeoutError(WorkerError):
     """The ranks ran longer than the caller allowed."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a job; a notebook shows it as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]

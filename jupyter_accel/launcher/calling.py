@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
-from jupyter_accel.errors import ConfigError
+from jupyter_accel.errors import ConfigError, Interrupted
 from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.job import Job, Outcome
 from jupyter_accel.launcher.launching import Work
@@ -28,9 +29,10 @@ _TICK = 0.05  # seconds between two looks for an interrupt
 
 
 class _Process:
-    """The call that ranks inherit when this process is forked for them."""
+    """The calls that ranks inherit when this process is forked for them, by number."""
 
-    inherited: Any = None
+    numbers = itertools.count(1)
+    inherited: ClassVar[dict[int, Any]] = {}
 
 
 def launch_all_ranks(
@@ -51,21 +53,21 @@ def launch_all_ranks(
     options = options or LaunchOptions()
     call = (function, tuple(args), dict(kwargs or {}))
     launcher = provider.launcher()
-    forked = options.start_method == "fork"
+    number = next(_Process.numbers)
     namespace = _namespace()
-    work = Work(_ENTRY, forked)
-    if forked:
-        _Process.inherited = call
+    if options.start_method == "fork":
+        work = Work(_ENTRY, number)
+        _Process.inherited[number] = call
     else:
         parcel = pack({_CALL: call}, namespace=namespace, follow=True, loose=True)
-        work = Work(_ENTRY, forked, parcel)
+        work = Work(_ENTRY, None, parcel)
     wishes = Wishes()
     launcher.get_ready(options)
     with interrupts_to(wishes):
         try:
             crew = launcher.open(options, work.parcel)
         finally:
-            _Process.inherited = None
+            _Process.inherited.pop(number, None)
         try:
             job = launcher.assign(crew, work, timeout=options.timeout)
             launcher.note(crew, state="running")
@@ -145,8 +147,8 @@ def call(task: Any, parcel: Any, side: RankSide) -> Returned:
     """Be the rank's side of ``launch``."""
     del side
     namespace = _namespace()
-    if task:
-        function, args, kwargs = _Process.inherited
+    if task is not None:
+        function, args, kwargs = _Process.inherited[task]
     else:
         values = unpack(parcel, namespace=namespace)
         function, args, kwargs = values.pop(_CALL)  # type: ignore[misc]
@@ -175,7 +177,7 @@ def _follow(job: Job, size: int, wishes: Wishes) -> Outcome:
         with interruptible():
             presenter.close(verdict, stopped=job.reason == "interrupt")
     if outcome.reason == "interrupt":
-        raise KeyboardInterrupt(verdict)
+        raise Interrupted(verdict)
     if outcome.error is not None:
         raise outcome.error
     return outcome

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,14 +117,16 @@ class Launcher:
         self._watch = watch
         self._prepare_fork = prepare_fork
         self._template = template
+        self._lock = threading.RLock()  # two threads may launch at the same time
 
     def template(self) -> Template:
         """Return the template, started now if there is none that lives."""
-        if self._template is None or not self._template.alive:
-            if self._template is not None:
-                self._template.close()
-            self._template = Template.start(preload=self._preload, warm=self._warm)
-        return self._template
+        with self._lock:
+            if self._template is None or not self._template.alive:
+                if self._template is not None:
+                    self._template.close()
+                self._template = Template.start(preload=self._preload, warm=self._warm)
+            return self._template
 
     def get_ready(self, options: LaunchOptions) -> None:
         """Wait until ranks can be started: only this takes long, at first, and may be broken off.
@@ -132,7 +135,7 @@ class Launcher:
             TemplateError: the template did not start.
         """
         if options.start_method != "fork":
-            self.template().wait_ready()
+            self._ready_template()
 
     def open(self, options: LaunchOptions, parcel: Parcel | None = None) -> Crew:
         """Start the ranks that these options ask for; they connect while the caller goes on.
@@ -167,7 +170,8 @@ class Launcher:
             record=str(self._records / f"{job}.json") if self._records else "",
         )
         try:
-            pool = template.fork_ranks(request)
+            with self._lock:
+                pool = template.fork_ranks(request)
             inherits = bool(large) and pool.fill_room(large)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -229,9 +233,10 @@ class Launcher:
             self._template = None
 
     def _ready_template(self) -> Template:
-        template = self.template()
-        template.wait_ready()
-        return template
+        with self._lock:
+            template = self.template()
+            template.wait_ready()
+            return template
 
 
 def _inheritable(parcel: Parcel | None, options: LaunchOptions) -> Sequence[memoryview]:

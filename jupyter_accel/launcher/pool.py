@@ -134,7 +134,7 @@ class Pool:
         self._ask(ShowStacks())
 
     def when_started(self, action: Callable[[], None]) -> None:
-        """Call this once every rank has a process."""
+        """Call this once every rank has a process, unless one has ended by then."""
         self._when_started = action
         self._check_started()
 
@@ -191,9 +191,9 @@ class Pool:
                 self.ranks[message.rank].born = processes.start_time(message.pid)
                 self.ranks[message.rank].started_ns = message.at_ns
                 events.append(RankState(message.rank, "started", message.pid))
-                self._check_started()
             elif isinstance(message, RankEnded):
                 self.ranks[message.rank].ended = message
+        self._check_started()
         if self._supervisor.ended:
             self._ignore(self._supervisor.fileno())
             self._kill_unsupervised()
@@ -202,7 +202,8 @@ class Pool:
     def _check_started(self) -> None:
         if self._when_started is not None and all(rank.pid for rank in self.ranks):
             action, self._when_started = self._when_started, None
-            action()
+            if not any(rank.ended for rank in self.ranks):
+                action()
 
     def _kill_unsupervised(self) -> None:
         """Kill what ranks have left in their process groups: they died with their supervisor."""

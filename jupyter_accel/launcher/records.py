@@ -72,6 +72,11 @@ def remove(folder: Path, job: str) -> None:
         folder.rmdir()
 
 
+def _runs(named: tuple[int, int | None]) -> bool:
+    pid, started = named
+    return started is not None and start_time(pid) == started
+
+
 def read_all(folder: Path) -> list[JobRecord]:
     """Return the running jobs; the records of jobs whose processes are gone are removed."""
     records = []
@@ -83,8 +88,8 @@ def read_all(folder: Path) -> list[JobRecord]:
             record = JobRecord(**{**data, **pairs, "ranks": ranks})
         except (OSError, ValueError, TypeError, KeyError):
             continue  # being replaced, or not ours
-        pid, started = record.supervisor
-        if started is None or start_time(pid) != started:
+        ranks_gone = record.ranks and not any(_runs(rank) for rank in record.ranks)
+        if ranks_gone or not _runs(record.supervisor):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             continue

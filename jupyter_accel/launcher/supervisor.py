@@ -36,6 +36,7 @@ from jupyter_accel.launcher.messages import (
 from jupyter_accel.launcher.warming import Warming, load, settle
 
 _TRACKER_SECONDS = 2.0  # Python's resource trackers get that long to remove shared memory
+_QUIET_SECONDS = 0.2  # a launch that has waited for the template comes at once; then it is idle
 _SWEEPS = 20  # rounds of killing what killed processes leave; each round goes one generation down
 
 
@@ -85,14 +86,18 @@ class Supervisor:
     def serve(self) -> None:
         """Work until the kernel is gone."""
         self._listen()
+        heard = time.monotonic()
         while True:
-            for key, _events in self._selector.select(self._timeout()):
+            ready = self._selector.select(self._timeout(heard))
+            if ready:
+                heard = time.monotonic()
+            for key, _events in ready:
                 handler: Callable[[], bool] = key.data
                 if not handler() or self._terminated:
                     self._end()
                     return
             self._ring()
-            if self._warming and not self._pools:
+            if self._idle and time.monotonic() - heard >= _QUIET_SECONDS:
                 self._warming.step()
 
     # What is waited for
@@ -111,9 +116,14 @@ class Supervisor:
                 self._pidfd = os.pidfd_open(self._kernel)
                 self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: False)
 
-    def _timeout(self) -> float | None:
-        if self._warming and not self._pools:
-            return 0
+    @property
+    def _idle(self) -> bool:
+        """Whether there is time to warm up in."""
+        return bool(self._warming) and not self._pools
+
+    def _timeout(self, heard: float) -> float | None:
+        if self._idle:
+            return max(0.0, heard + _QUIET_SECONDS - time.monotonic())
         alarms = [at for pool in self._pools for at, _signal in pool.alarms]
         return max(0.0, min(alarms) - time.monotonic()) if alarms else None
 

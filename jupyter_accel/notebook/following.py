@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from jupyter_accel.errors import Interrupted
 from jupyter_accel.launcher.job import Job
 from jupyter_accel.launcher.stopping import Wishes, interrupts_to
 from jupyter_accel.launcher.template import Template
-from jupyter_accel.notebook.interrupted import Interrupted
 from jupyter_accel.notebook.show import NotebookPresenter
 
 _TICK = 0.05  # seconds between two looks at what may be sent, while something waits

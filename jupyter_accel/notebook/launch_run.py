@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from jupyter_accel.errors import ConfigError, ShippingError
+from jupyter_accel.errors import ConfigError, Interrupted, ShippingError
 from jupyter_accel.launcher import timeline
 from jupyter_accel.launcher.events import Notice
 from jupyter_accel.launcher.launching import Crew, Launcher, Work
 from jupyter_accel.launcher.shipping import unpack
 from jupyter_accel.launcher.stopping import Wishes
 from jupyter_accel.notebook import cell as cells
-from jupyter_accel.notebook.interrupted import Interrupted
 from jupyter_accel.notebook.kept import Kept, KeptWorkers
 from jupyter_accel.notebook.publishing import Publisher
 from jupyter_accel.notebook.show import NotebookPresenter, whereabouts

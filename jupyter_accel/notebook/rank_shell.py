@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import random
 import sys
 import time
@@ -227,11 +226,14 @@ class RankShell(InteractiveShell):
 def prepare() -> None:
     """Make the shell that ranks inherit; called in the template before any rank exists."""
     InteractiveShell.clear_instance()
-    shell = _new_shell()
-    # The first traceback of a process loads the colouring of code, which takes half a second.
+    _new_shell()
+
+
+def rehearse() -> None:
+    """Format one traceback: the first of a process loads what colours code, for half a second."""
+    shell = _current_shell()
     shell.run_cell("raise RuntimeError", store_history=False, silent=True)
     shell.kept, shell.kept_lines = None, ()
-    gc.collect()
 
 
 def adopt_kernel() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.preflight import DeviceWatch
-from jupyter_accel.launcher.template import PRELOAD, Template
+from jupyter_accel.launcher.template import PRELOAD, WARM, Template
 from jupyter_accel.notebook.awaiting import Transformer
 from jupyter_accel.notebook.kept import KeptWorkers
 from jupyter_accel.notebook.magics import AccelMagics, worded
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jupyter_accel.launcher.presenting import Presenter
 
 _RANK_SHELL = "jupyter_accel.notebook.rank_shell:prepare"
+_REHEARSE = "jupyter_accel.notebook.rank_shell:rehearse"
 
 
 class Session:
@@ -44,7 +45,7 @@ class Session:
     def start(self) -> None:
         """Register everything, and start the template in the background."""
         shell = self.shell
-        self._template = Template.start(preload=(*PRELOAD, _RANK_SHELL))
+        self._template = Template.start(preload=(*PRELOAD, _RANK_SHELL), warm=(_REHEARSE, *WARM))
         provider.use(lambda: self.launcher, self._present)
         shell.input_transformers_cleanup.append(self._transformer)
         shell.register_magics(self._magics)
@@ -62,6 +63,7 @@ class Session:
 
             self._launcher = Launcher(
                 preload=(*PRELOAD, _RANK_SHELL),
+                warm=(_REHEARSE, *WARM),
                 records_folder=default_folder(os.environ),
                 watch=self._watch,
                 prepare_fork=_adopt_kernel,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from conftest import LAUNCH
 from leftovers import marked, retried
+from loaded_kernel import LAUNCH
 
 if TYPE_CHECKING:
     from kernel_session import KernelSession, RunningCell
