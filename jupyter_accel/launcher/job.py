@@ -26,6 +26,7 @@ _LOOPING_SECONDS = 30.0  # a loop whose last step began longer ago is not going 
 _HARD = StopRanks(interrupt=0.0, terminate=0.7, kill=1.2)
 _END_NOW = StopRanks(interrupt=None, terminate=0.0, kill=0.4)
 _STACKS_SECONDS = 0.3
+_UNSUPERVISED_SECONDS = 0.05  # nobody tells the end of a rank whose supervisor has gone
 
 Reason = Literal["", "failure", "interrupt", "timeout"]
 
@@ -117,7 +118,8 @@ class Job:
     def advance(self, seconds: float | None = 0) -> list[Event]:
         """Wait at most this long for something to happen; return what the ranks did."""
         left = self.seconds_left()
-        waits = [wait for wait in (seconds, left) if wait is not None]
+        longest = None if self.pool.supervised else _UNSUPERVISED_SECONDS
+        waits = [wait for wait in (seconds, left, longest) if wait is not None]
         events = self.pool.poll(min(waits) if waits else None)
         events += self._notice_ends()
         events += self._fire()
@@ -184,8 +186,13 @@ class Job:
         return isinstance(rank.last, Done) and not self.reap
 
     def _reachable(self, rank: Rank) -> bool:
-        """Whether more can still be heard of a rank: not after its supervisor has gone."""
-        return self.pool.supervised or bool(rank.reader.open)
+        """Whether more can still be heard of a rank: not after it and its supervisor have gone.
+
+        What the rank has started may live on then, and hold its pipes open.
+        """
+        if self.pool.supervised:
+            return True
+        return bool(rank.reader.open) and (rank.pid is None or rank.running)
 
     def _failure(self, rank: Rank) -> Failure | None:
         number = rank.reader.rank

@@ -47,6 +47,11 @@ class Rank:
         reader = self.reader
         return self.ended is not None and not reader.open and reader.channel.ended
 
+    @property
+    def running(self) -> bool:
+        """Whether its process is there, as this process sees it."""
+        return self.pid is not None and processes.start_time(self.pid) == self.born is not None
+
     def forget_work(self) -> None:
         """Let go of what the last piece of work gave back."""
         if self.parcel is not None and self.parcel.segment is not None:

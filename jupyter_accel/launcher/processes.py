@@ -61,11 +61,15 @@ def start_time(pid: int) -> int | None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Whether a process is Python's helper that removes shared memory nobody has removed."""
+    """Whether a process is a helper that removes the shared memory that nobody has removed.
+
+    Python has one, and PyTorch another for its ``file_system`` way of sharing tensors.
+    """
     try:
-        return b"multiprocessing.resource_tracker" in (_PROC / str(pid) / "cmdline").read_bytes()
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
+    return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
 
 
 def thread_count() -> int:

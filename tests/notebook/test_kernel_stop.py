@@ -37,6 +37,12 @@ for step, batch in enumerate(DataLoader(Slow(), batch_size=4, num_workers=2)):
     if step == 3:
         print('go', flush=True)
 """
+# Both leave names in /dev/shm that a helper process removes, if it is given the time.
+SHARE = "torch.multiprocessing.set_sharing_strategy('file_system')\n"
+NAMED = (
+    "from multiprocessing import shared_memory\n"
+    f"mine = shared_memory.SharedMemory(create=True, size=1000)\n{GO}{DEAF}"
+)
 TRAIN = """%%accel_launch -n 2 --pull model,steps,seen
 import torch, time
 from torch.utils.data import DataLoader, TensorDataset
@@ -95,8 +101,16 @@ def interrupted(lab: KernelSession, cell: RunningCell, times: int = 1) -> CellRe
 @pytest.mark.parametrize("times", [1, 5], ids=["one interrupt", "five interrupts"])
 @pytest.mark.parametrize(
     "body",
-    [GO + COMPUTE, GO + WAIT, GO + DEAF, SIGNALS + GO + DEAF, LOADER],
-    ids=["computing", "in a collective", "deaf", "ignoring signals", "with loaders"],
+    [GO + COMPUTE, GO + WAIT, GO + DEAF, SIGNALS + GO + DEAF, LOADER, SHARE + LOADER, NAMED],
+    ids=[
+        "computing",
+        "in a collective",
+        "deaf",
+        "ignoring signals",
+        "with loaders",
+        "with loaders that share by name",
+        "with shared memory",
+    ],
 )
 def test_an_interrupt_ends_all_ranks(lab: KernelSession, body, times):
     cell = lab.start(TWO + GROUP + body)
