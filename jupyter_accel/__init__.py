@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jupyter_accel.errors import (
         AccelError,
         ConfigError,
+        Interrupted,
         NoInputError,
         NotPreparedError,
         PreflightError,
@@ -32,6 +33,7 @@ __all__ = [
     "AccelError",
     "Accelerator",
     "ConfigError",
+    "Interrupted",
     "NoInputError",
     "NotPreparedError",
     "PreflightError",

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_accel.launcher.shipping import Packer
+    from jupyter_accel.launcher.parcels.shipping import Packer
 
     Reducer = Callable[[Packer, Any], Any]
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_accel.launcher.shipping import Packer
+    from jupyter_accel.launcher.parcels.shipping import Packer
 
     Reducer = Callable[[Packer, Any], Any]
 

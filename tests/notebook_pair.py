@@ -13,8 +13,8 @@ import traceback
 import types
 import warnings
 
-from jupyter_accel.launcher.capture import capture, names_in
-from jupyter_accel.launcher.shipping import pack, unpack
+from jupyter_accel.launcher.parcels.capture import capture, names_in
+from jupyter_accel.launcher.parcels.shipping import pack, unpack
 
 SECONDS = 60
 _HEAD = struct.Struct("<Q")

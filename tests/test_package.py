@@ -20,6 +20,7 @@ PROMISED = {
     # exceptions, see errors.py
     "AccelError",
     "ConfigError",
+    "Interrupted",
     "NoInputError",
     "NotPreparedError",
     "PreflightError",

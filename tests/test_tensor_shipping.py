@@ -10,7 +10,7 @@ from notebook_pair import Pair
 from torch import nn
 
 from jupyter_accel.errors import ShippingError
-from jupyter_accel.launcher.shipping import pack, unpack
+from jupyter_accel.launcher.parcels.shipping import pack, unpack
 
 BIG = 100_000  # elements: more than fits into the stream
 
@@ -319,7 +319,7 @@ def test_a_loader_with_a_live_iterator_is_refused_by_name():
 
 def test_the_torch_part_is_loaded_only_where_torch_is():
     code = (
-        "from jupyter_accel.launcher.shipping import pack, unpack\n"
+        "from jupyter_accel.launcher.parcels.shipping import pack, unpack\n"
         "unpack(pack({'a': [1, print]}, namespace={}, follow=True), namespace={})"
     )
     assert "torch" not in modules_after(code)

@@ -14,7 +14,7 @@ from jupyter_accel.errors import ConfigError, Interrupted
 from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.job import Job, Outcome
 from jupyter_accel.launcher.launching import Work
-from jupyter_accel.launcher.shipping import Parcel, pack, unpack
+from jupyter_accel.launcher.parcels.shipping import Parcel, pack, unpack
 from jupyter_accel.launcher.stopping import Wishes, interruptible, interrupts_to
 from jupyter_accel.launcher.worker import RankSide, Returned
 from jupyter_accel.settings import LaunchOptions

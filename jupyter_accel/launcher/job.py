@@ -15,8 +15,8 @@ from jupyter_accel.errors import WorkerError, WorkerTimeoutError
 from jupyter_accel.launcher.events import Event, Notice, RankState
 from jupyter_accel.launcher.failures import Failure, from_end, from_message, to_error
 from jupyter_accel.launcher.messages import Done, Failed, StopRanks
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.launcher.pool import Pool, Rank
-from jupyter_accel.launcher.shipping import Parcel
 
 SOFT_SECONDS = 10.0
 """How long a loop gets to end by itself at its next step once a stop is asked for."""

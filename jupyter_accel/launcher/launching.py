@@ -17,13 +17,14 @@ from typing import Any
 from jupyter_accel import control
 from jupyter_accel.devices import Devices, cpu_threads_per_rank, usable_devices
 from jupyter_accel.errors import ConfigError
-from jupyter_accel.launcher import inheritance, posting, preflight, records
-from jupyter_accel.launcher.inheritance import Inherited
+from jupyter_accel.launcher import preflight, records
 from jupyter_accel.launcher.job import Job
 from jupyter_accel.launcher.messages import ForkRanks, Leave, Run, Setup
+from jupyter_accel.launcher.parcels import inheritance, posting
+from jupyter_accel.launcher.parcels.inheritance import Inherited
+from jupyter_accel.launcher.parcels.segment import Loose, Segment, spans_of
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.launcher.pool import Pool
-from jupyter_accel.launcher.segment import Loose, Segment, spans_of
-from jupyter_accel.launcher.shipping import Parcel
 from jupyter_accel.launcher.template import PRELOAD, WARM, Template, fork_kernel
 from jupyter_accel.settings import LaunchOptions
 from jupyter_accel.world import DEVICE_NAME, PRECISION_NAME

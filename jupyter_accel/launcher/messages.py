@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # so that a kernel that has launched nothing yet need not load the pickling
-    from jupyter_accel.launcher.posting import Letter
+    from jupyter_accel.launcher.parcels.posting import Letter
 
 
 @dataclass(frozen=True, slots=True)

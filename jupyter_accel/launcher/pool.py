@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from jupyter_accel.control import Board
-from jupyter_accel.launcher import inheritance, posting, processes
+from jupyter_accel.launcher import processes
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.events import Event, RankState
 from jupyter_accel.launcher.framing import Marks
@@ -25,8 +25,9 @@ from jupyter_accel.launcher.messages import (
     ShowStacks,
     StopRanks,
 )
+from jupyter_accel.launcher.parcels import inheritance, posting
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.launcher.reading import Reader
-from jupyter_accel.launcher.shipping import Parcel
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from jupyter_accel.launcher import inheritance, processes, records, worker
+from jupyter_accel.launcher import processes, records, worker
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.messages import (
     ForkRanks,
@@ -33,6 +33,7 @@ from jupyter_accel.launcher.messages import (
     ShowStacks,
     StopRanks,
 )
+from jupyter_accel.launcher.parcels import inheritance
 from jupyter_accel.launcher.warming import Warming, load, settle
 
 _TRACKER_SECONDS = 2.0  # Python's resource trackers get that long to remove shared memory

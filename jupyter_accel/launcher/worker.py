@@ -24,11 +24,12 @@ from typing import Any, NoReturn
 
 from jupyter_accel import control
 from jupyter_accel.errors import AccelError, NoInputError
-from jupyter_accel.launcher import inheritance, posting, processes
+from jupyter_accel.launcher import processes
 from jupyter_accel.launcher.channel import Channel
 from jupyter_accel.launcher.framing import FramedStderr, Marks
 from jupyter_accel.launcher.messages import Connected, Done, Failed, Leave, Run, Setup, Shown
-from jupyter_accel.launcher.shipping import Parcel
+from jupyter_accel.launcher.parcels import inheritance, posting
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.world import World
 
 STACKS_SIGNAL = int(getattr(signal, "SIGRTMIN", signal.SIGUSR2)) + 7

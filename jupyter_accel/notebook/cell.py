@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jupyter_accel.errors import ConfigError
-from jupyter_accel.launcher.capture import CellNames, capture, names_in
 from jupyter_accel.launcher.launching import Work
+from jupyter_accel.launcher.parcels.capture import CellNames, capture, names_in
 from jupyter_accel.notebook.options import MagicOptions, parse
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jupyter_accel.errors import ConfigError, Interrupted, ShippingError
 from jupyter_accel.launcher import timeline
 from jupyter_accel.launcher.events import Notice
 from jupyter_accel.launcher.launching import Crew, Launcher, Work
-from jupyter_accel.launcher.shipping import unpack
+from jupyter_accel.launcher.parcels.shipping import unpack
 from jupyter_accel.launcher.stopping import Wishes
 from jupyter_accel.notebook import cell as cells
 from jupyter_accel.notebook.kept import Kept, KeptWorkers

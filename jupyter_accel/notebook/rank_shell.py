@@ -23,7 +23,7 @@ from traitlets.config import Config
 
 from jupyter_accel.errors import ShippingError
 from jupyter_accel.launcher.messages import Failed
-from jupyter_accel.launcher.shipping import Parcel, pack, unpack
+from jupyter_accel.launcher.parcels.shipping import Parcel, pack, unpack
 from jupyter_accel.launcher.worker import RankSide, Returned, TracedFailure, text_of
 from jupyter_accel.notebook import relay_comm
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from fresh_interpreter import modules_after
 
-from jupyter_accel.launcher.capture import CellNames, capture, names_in
-from jupyter_accel.launcher.code_names import uses_of
+from jupyter_accel.launcher.parcels.capture import CellNames, capture, names_in
+from jupyter_accel.launcher.parcels.code_names import uses_of
 
 # A cell, the names that it needs from the notebook, and those that it binds.
 READS = [
@@ -206,5 +206,5 @@ def test_attributes_are_no_globals():
 
 @pytest.mark.parametrize("module", ["capture", "shipping", "segment", "obstacles"])
 def test_the_launcher_side_imports_neither_torch_nor_numpy_nor_ipython(module):
-    loaded = modules_after(f"import jupyter_accel.launcher.{module}")
+    loaded = modules_after(f"import jupyter_accel.launcher.parcels.{module}")
     assert not {"torch", "numpy", "IPython"} & set(loaded)

@@ -12,7 +12,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 
-from jupyter_accel.launcher.segment import spans_of
+from jupyter_accel.launcher.parcels.segment import spans_of
 
 SMALLEST = 32 << 20
 """Below this many bytes a shared-memory file is as fast, and lets the ranks start earlier."""

@@ -16,12 +16,12 @@ import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from jupyter_accel.launcher import by_value
+from jupyter_accel.launcher.parcels import by_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_accel.launcher.shipping import Packer
+    from jupyter_accel.launcher.parcels.shipping import Packer
 
     Reducer = Callable[[Packer, Any], Any]
 

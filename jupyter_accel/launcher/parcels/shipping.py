@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from jupyter_accel.launcher import by_value, code_names, obstacles, reducers
-from jupyter_accel.launcher.inheritance import Inherited
-from jupyter_accel.launcher.segment import Loose, Segment
+from jupyter_accel.launcher.parcels import by_value, code_names, obstacles, reducers
+from jupyter_accel.launcher.parcels.inheritance import Inherited
+from jupyter_accel.launcher.parcels.segment import Loose, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

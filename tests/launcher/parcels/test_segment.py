@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_accel.launcher.segment import Segment
+from jupyter_accel.launcher.parcels.segment import Segment
 
 MIB = 1024 * 1024
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from jupyter_accel.launcher import code_names, shipping
-from jupyter_accel.launcher.code_names import Kind, Uses
+from jupyter_accel.launcher.parcels import code_names, shipping
+from jupyter_accel.launcher.parcels.code_names import Kind, Uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jupyter_accel.launcher.segment import Segment
-from jupyter_accel.launcher.shipping import Parcel
+from jupyter_accel.launcher.parcels.segment import Segment
+from jupyter_accel.launcher.parcels.shipping import Parcel
 
 _IN_MESSAGE = 64 * 1024  # fits into a socket's buffer together with everything around it
 

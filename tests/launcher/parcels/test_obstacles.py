@@ -15,8 +15,8 @@ import pytest
 from notebook_pair import main_module
 
 from jupyter_accel.errors import ShippingError
-from jupyter_accel.launcher.capture import capture, names_in
-from jupyter_accel.launcher.shipping import pack
+from jupyter_accel.launcher.parcels.capture import capture, names_in
+from jupyter_accel.launcher.parcels.shipping import pack
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from notebook_pair import Pair
 from shipping_cases import CASES
 
-from jupyter_accel.launcher.by_value import remember_classes
-from jupyter_accel.launcher.shipping import IN_STREAM, pack, unpack
+from jupyter_accel.launcher.parcels.by_value import remember_classes
+from jupyter_accel.launcher.parcels.shipping import IN_STREAM, pack, unpack
 
 
 @pytest.fixture

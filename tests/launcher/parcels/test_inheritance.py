@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
-from jupyter_accel.launcher import inheritance
-from jupyter_accel.launcher.segment import spans_of
+from jupyter_accel.launcher.parcels import inheritance
+from jupyter_accel.launcher.parcels.segment import spans_of
 
 pytestmark = pytest.mark.skipif(not inheritance.possible(), reason="needs process_vm_writev")
 

@@ -1,0 +1,1 @@
+"""What travels between a kernel and its ranks: found, taken apart, sent, and put together."""
