@@ -70,6 +70,11 @@ class Crew:
     inherits: bool = False
 
     @property
+    def words(self) -> str:
+        """How many they are, such as ``2 ranks``."""
+        return f"{self.pool.size} rank{'' if self.pool.size == 1 else 's'}"
+
+    @property
     def alive(self) -> bool:
         """Whether every rank can be given work."""
         ranks = self.pool.ranks

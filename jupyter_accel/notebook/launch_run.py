@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ipykernel.connect import get_connection_file
 from typing_extensions import Self
 
 from jupyter_accel.errors import ConfigError, Interrupted, ShippingError
@@ -88,7 +90,8 @@ class LaunchRun:
         self._crew.pool.show_at_once(self.presenter.at_once)
         self.presenter.begin()
         state = "kept" if self._kept else "running"
-        self._launcher.note(self._crew, state=state, name=options.keep)
+        name, kernel = options.keep, _kernel_id()
+        self._launcher.note(self._crew, state=state, name=name, kernel_id=kernel)
         return self
 
     def __exit__(
@@ -170,7 +173,7 @@ class LaunchRun:
         kept = self._workers.living(name) if name else None
         if kept is not None and launch.num_processes not in {None, kept.crew.pool.size}:
             msg = (
-                f"the kept workers {name!r} are {kept.crew.pool.size} ranks; leave -n out, "
+                f"the kept workers {name!r} are {kept.crew.words}; leave -n out, "
                 f"or run %accel_close {name} first"
             )
             raise ConfigError(msg)
@@ -222,9 +225,18 @@ def _watched(shell: InteractiveShell) -> bool:
     return get_parent is not None and bool((get_parent() or {}).get("metadata"))
 
 
+def _kernel_id() -> str:
+    """Return Jupyter's id of this kernel, which names its connection file; empty without one."""
+    try:
+        name = Path(get_connection_file()).stem
+    except RuntimeError:
+        return ""
+    return name.removeprefix("kernel-")
+
+
 def _headline(crew: Crew, cell: cells.Cell) -> str:
-    size, options = crew.pool.size, cell.options
-    words = [f"{size} rank{'' if size == 1 else 's'} on {crew.devices.kind}"]
+    options = cell.options
+    words = [f"{crew.words} on {crew.devices.kind}"]
     if options.launch.start_method != "forkserver":
         words.append(options.launch.start_method)
     if options.launch.precision:

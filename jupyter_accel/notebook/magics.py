@@ -78,7 +78,7 @@ class AccelMagics(Magics):
         for name, kept in self._session.kept:
             pids = ", ".join(str(rank.pid) for rank in kept.crew.pool.ranks)
             names = ", ".join(sorted(kept.names)) or "nothing yet"
-            print(f"{name}: {kept.crew.pool.size} ranks (pids {pids}); they hold {names}")  # noqa: T201
+            print(f"{name}: {kept.crew.words} (pids {pids}); they hold {names}")  # noqa: T201
 
     @line_magic
     def accel_close(self, line: str) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from jupyter_accel.launcher.shipping import Parcel
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.launcher.worker import Returned
 
 HERE = "rank_work"

@@ -16,10 +16,10 @@ import pytest
 import rank_work
 from leftovers import open_descriptors, retried
 
-from jupyter_accel.launcher import posting
 from jupyter_accel.launcher.job import Job
 from jupyter_accel.launcher.messages import ForkRanks, Run, Setup, StopRanks
-from jupyter_accel.launcher.shipping import Parcel
+from jupyter_accel.launcher.parcels import posting
+from jupyter_accel.launcher.parcels.shipping import Parcel
 from jupyter_accel.launcher.template import Template
 
 NOW = StopRanks(interrupt=0.0, terminate=None, kill=None)
