@@ -332,6 +332,8 @@ class Supervisor:
 
     def _end(self) -> None:
         """Kill every rank, and wait until each is gone."""
+        self._selector.unregister(self._control)
+        self._control.close()  # first of all, so that no new ranks are asked of this process
         for pool in self._pools:
             self._signal(pool, signal.SIGKILL)
         while any(pool.pids for pool in self._pools):

@@ -124,7 +124,11 @@ class Template:
     @property
     def alive(self) -> bool:
         """Whether the process runs and this process is the one that started it."""
-        return self.owner == os.getpid() and not self._control.ended and not self._wait(0)
+        if self.owner != os.getpid():
+            return False
+        if self.ready is not None:
+            self._control.drain()  # one that is ending has closed it; nothing else is said here now
+        return not self._control.ended and not self._wait(0)
 
     def poll_ready(self) -> bool:
         """Return whether the template can fork now.
