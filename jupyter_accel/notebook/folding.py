@@ -33,9 +33,13 @@ class Fold:
     _lines_left_out: int = 0
     _by_id: dict[str, list[str]] = field(default_factory=dict)
     _clear_at_next: bool = False
+    _stream: str = ""
 
-    def add(self, text: str) -> None:
-        """Append text."""
+    def add(self, text: str, stream: str = "") -> None:
+        """Append text; that of another stream than before begins on a line of its own."""
+        if stream != self._stream and self._unfinished:
+            self._append(["\n"])
+        self._stream = stream
         self._append([text])
 
     def add_display(self, text: str, display_id: str) -> None:

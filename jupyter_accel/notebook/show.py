@@ -211,7 +211,7 @@ class NotebookPresenter:
     def _fold(self, event: Text | Rich) -> None:
         fold = self._folds.setdefault(event.rank, Fold(event.rank))
         if isinstance(event, Text):
-            fold.add(event.text)
+            fold.add(event.text, event.stream)
         elif event.kind in {"display", "result", "update"}:
             text = event.content["data"].get("text/plain", "")
             put = fold.replace if event.kind == "update" else fold.add_display

@@ -311,3 +311,12 @@ def test_where_the_names_are_is_told():
     assert "and 2 more" in words
     assert "cannot travel: lock" in words
     assert whereabouts({}) == ""
+
+
+def test_a_folded_rank_begins_another_streams_text_on_a_line_of_its_own():
+    fold = Fold(1)
+    fold.add("no end", "stdout")
+    fold.add("raw 0\n", "stderr")
+    fold.add("bar ", "stderr")
+    fold.add("50%\n", "stderr")
+    assert fold.bundle()["text/plain"].partition("\n")[2] == "no end\nraw 0\nbar 50%\n"
