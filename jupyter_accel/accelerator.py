@@ -201,6 +201,11 @@ class Accelerator:
         """Join each tensor of all processes along its first dimension."""
         return collectives.gather(tree, self._world)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the user stopped the job and a training loop has ended for it, on all ranks."""
+        return control.stopped()
+
     def wait_for_everyone(self) -> None:
         """Wait until all processes are here."""
         collectives.wait_for_all(self._world)

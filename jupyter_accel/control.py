@@ -108,6 +108,11 @@ class Seat:
             self._stop_at = self._agree()
         return self._stop_at is not None and self._step >= self._stop_at
 
+    @property
+    def stopped(self) -> bool:
+        """Whether every rank has agreed to stop, and this one has come to that step."""
+        return self._stop_at is not None and self._step >= self._stop_at
+
     def finish(self) -> None:
         """Tell the others not to wait for this rank: it has left its code."""
         self._board.write(self._rank, _DONE, 1)
@@ -150,6 +155,12 @@ def should_stop() -> bool:
     """
     seat = _Here.seat
     return seat is not None and seat.should_stop()
+
+
+def stopped() -> bool:
+    """Return whether this rank's loop was ended by a stop; the same on all ranks."""
+    seat = _Here.seat
+    return seat is not None and seat.stopped
 
 
 def inside_launch() -> bool:

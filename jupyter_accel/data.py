@@ -136,8 +136,10 @@ class PreparedLoader(DataLoader[Any]):
         return ((move(batch, self._device), valid) for batch, valid in marked)
 
     def _hand_out(self, marked: Iterator[Marked]) -> Iterator[Any]:
-        # All ranks ask equally often: before each batch, and once more at the end.
-        while not control.should_stop():
+        # All ranks ask equally often: before each batch, and once more at the end. A loop without
+        # gradients is an evaluation: after a stop it tells how good the model so far is.
+        trains = torch.is_grad_enabled()
+        while not (trains and control.should_stop()):
             try:
                 batch, self.valid = next(marked)
             except StopIteration:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
-from jupyter_accel.errors import ConfigError, Interrupted
+from jupyter_accel.errors import ConfigError, Interrupted, WorkerError
 from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.job import Job, Outcome
 from jupyter_accel.launcher.launching import Work
 from jupyter_accel.launcher.parcels.shipping import Parcel, pack, unpack
 from jupyter_accel.launcher.stopping import Wishes, interruptible, interrupts_to
 from jupyter_accel.launcher.worker import RankSide, Returned
-from jupyter_accel.settings import LaunchOptions
+from jupyter_accel.settings import LaunchOptions, size_in_bytes
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,23 +35,8 @@ class _Process:
     inherited: ClassVar[dict[int, Any]] = {}
 
 
-def launch_all_ranks(
-    function: Callable[..., T],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    options: LaunchOptions | None = None,
-) -> list[T]:
-    """Call ``function(*args, **kwargs)`` on every rank; return the values in order of rank.
-
-    Raises:
-        ConfigError: the options ask for what this machine has not.
-        ShippingError: the function needs something that cannot travel.
-        WorkerError: a rank failed; it carries the first cause.
-        KeyboardInterrupt: the caller interrupted, and the ranks have been ended.
-    """
-    options = options or LaunchOptions()
-    call = (function, tuple(args), dict(kwargs or {}))
+def _on_ranks(function: Callable[..., T], args: Sequence[Any], options: LaunchOptions) -> list[T]:
+    call = (function, tuple(args))
     launcher = provider.launcher()
     number = next(_Process.numbers)
     namespace = _namespace()
@@ -77,6 +62,38 @@ def launch_all_ranks(
             crew.close()
 
 
+def launch_all_ranks(  # noqa: PLR0913 - the options of a launch
+    function: Callable[[Unpack[Ts]], T],
+    *args: Unpack[Ts],
+    num_processes: int | None = None,
+    start_method: str = "forkserver",
+    precision: str | None = None,
+    device: str | None = None,
+    timeout: float | None = None,
+    memory_limit: int | str | None = None,
+) -> list[T]:
+    """Call ``function(*args)`` on every rank; return the values in order of rank.
+
+    The arguments are those of ``launch``.
+
+    Raises:
+        ConfigError: the options ask for what this machine has not.
+        ShippingError: the function needs something that cannot travel.
+        WorkerError: a rank failed; it carries the first cause.
+        KeyboardInterrupt: the caller interrupted, and the ranks have been ended.
+    """
+    limit = size_in_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    options = LaunchOptions(
+        num_processes=num_processes,
+        start_method=start_method,
+        precision=precision,
+        device=device,
+        timeout=timeout,
+        memory_limit=limit,
+    )
+    return _on_ranks(function, args, options)
+
+
 def launch(  # noqa: PLR0913 - the options of a launch
     function: Callable[[Unpack[Ts]], T],
     *args: Unpack[Ts],
@@ -85,7 +102,7 @@ def launch(  # noqa: PLR0913 - the options of a launch
     precision: str | None = None,
     device: str | None = None,
     timeout: float | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
 ) -> T:
     """Call ``function(*args)`` on every rank and return rank 0's value.
 
@@ -97,20 +114,24 @@ def launch(  # noqa: PLR0913 - the options of a launch
         precision: what ``Accelerator()`` takes by default: ``"no"``, ``"fp16"``, ``"bf16"``.
         device: ``"cpu"`` or ``"cuda"``.
         timeout: seconds until the ranks are ended.
-        memory_limit: most bytes that one rank may allocate.
+        memory_limit: most that one rank may allocate, in bytes or as text such as ``"4GB"``.
 
     Raises:
+        ConfigError: the options ask for what this machine has not.
+        ShippingError: the function needs something that cannot travel.
         WorkerError: a rank failed; it carries the first cause.
+        KeyboardInterrupt: the caller interrupted, and the ranks have been ended.
     """
-    options = LaunchOptions(
+    return launch_all_ranks(
+        function,
+        *args,
         num_processes=num_processes,
         start_method=start_method,
         precision=precision,
         device=device,
         timeout=timeout,
         memory_limit=memory_limit,
-    )
-    return launch_all_ranks(function, args, options=options)[0]
+    )[0]
 
 
 def notebook_launcher(  # noqa: PLR0913, PLR0917 - the arguments that Accelerate's users know
@@ -148,12 +169,12 @@ def call(task: Any, parcel: Any, side: RankSide) -> Returned:
     del side
     namespace = _namespace()
     if task is not None:
-        function, args, kwargs = _Process.inherited[task]
+        function, args = _Process.inherited[task]
     else:
         values = unpack(parcel, namespace=namespace)
-        function, args, kwargs = values.pop(_CALL)  # type: ignore[misc]
+        function, args = values.pop(_CALL)  # type: ignore[misc]
         namespace.update(values)
-    value = function(*args, **kwargs)
+    value = function(*args)
     return Returned(pack({_VALUE: value}, namespace=namespace, follow=False), {})
 
 
@@ -179,8 +200,15 @@ def _follow(job: Job, size: int, wishes: Wishes) -> Outcome:
     if outcome.reason == "interrupt":
         raise Interrupted(verdict)
     if outcome.error is not None:
-        raise outcome.error
+        raise _with_lines(outcome.error)
     return outcome
+
+
+def _with_lines(error: WorkerError) -> WorkerError:
+    """Show the rank's own traceback below the error in a script; a notebook shows it by itself."""
+    if error.traceback and hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note("\n".join((f"In rank {error.rank}:", *error.traceback)))
+    return error
 
 
 def _value(parcel: Parcel | None, namespace: dict[str, Any]) -> Any:

@@ -29,6 +29,9 @@ class KeptWorkers:
     def __iter__(self) -> Iterator[tuple[str, Kept]]:
         return iter(list(self._by_name.items()))
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
     def __bool__(self) -> bool:
         return bool(self._by_name)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipykernel.connect import get_connection_file
 from typing_extensions import Self
 
 from jupyter_accel.errors import ConfigError, Interrupted, ShippingError
@@ -90,7 +89,7 @@ class LaunchRun:
         self._crew.pool.show_at_once(self.presenter.at_once)
         self.presenter.begin()
         state = "kept" if self._kept else "running"
-        name, kernel = options.keep, _kernel_id()
+        name, kernel = options.keep, _kernel_id(self._shell)
         self._launcher.note(self._crew, state=state, name=name, kernel_id=kernel)
         return self
 
@@ -170,7 +169,14 @@ class LaunchRun:
     def _find_kept(self) -> Kept | None:
         """Return the kept workers that the cell asks for, if they are there."""
         name, launch = self._cell.options.keep, self._cell.options.launch
+        known = name in self._workers
         kept = self._workers.living(name) if name else None
+        if known and kept is None:
+            msg = (
+                f"the kept workers {name!r} have ended since the last cell, and their variables "
+                "with them; run this cell again to start new ones"
+            )
+            raise ConfigError(msg)
         if kept is not None and launch.num_processes not in {None, kept.crew.pool.size}:
             msg = (
                 f"the kept workers {name!r} are {kept.crew.words}; leave -n out, "
@@ -225,13 +231,10 @@ def _watched(shell: InteractiveShell) -> bool:
     return get_parent is not None and bool((get_parent() or {}).get("metadata"))
 
 
-def _kernel_id() -> str:
+def _kernel_id(shell: InteractiveShell) -> str:
     """Return Jupyter's id of this kernel, which names its connection file; empty without one."""
-    try:
-        name = Path(get_connection_file()).stem
-    except RuntimeError:
-        return ""
-    return name.removeprefix("kernel-")
+    app = getattr(getattr(shell, "kernel", None), "parent", None)
+    return Path(getattr(app, "connection_file", "")).stem.removeprefix("kernel-")
 
 
 def _headline(crew: Crew, cell: cells.Cell) -> str:

@@ -329,8 +329,6 @@ def _current_shell() -> RankShell:
 def _new_shell(**more: Any) -> RankShell:
     config = Config()
     config.HistoryManager.enabled = False
-    config.InteractiveShell.display_pub_class = _Publisher
-    config.InteractiveShell.displayhook_class = _Hook
     shell: RankShell = RankShell.instance(
         config=config,
         display_pub_class=_Publisher,

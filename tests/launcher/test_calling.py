@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from traceback import format_exception
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,6 @@ from jupyter_accel.errors import (
 from jupyter_accel.launcher import provider
 from jupyter_accel.launcher.launching import Launcher
 from jupyter_accel.launcher.presenting import PlainPresenter
-from jupyter_accel.settings import LaunchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,13 +72,11 @@ def test_launch_returns_the_value_of_rank_0():
 
 
 def test_all_ranks_values_come_in_order_of_rank():
-    options = LaunchOptions(num_processes=4)
-    assert launch_all_ranks(place, options=options) == [(rank, 4) for rank in range(4)]
+    assert launch_all_ranks(place, num_processes=4) == [(rank, 4) for rank in range(4)]
 
 
 def test_arguments_reach_every_rank():
-    options = LaunchOptions(num_processes=2)
-    assert launch_all_ranks(add, (3,), {"b": 4}, options=options) == [7, 7]
+    assert launch_all_ranks(add, 3, 4, num_processes=2) == [7, 7]
 
 
 def test_one_rank_is_the_default_on_a_cpu():
@@ -368,7 +366,7 @@ def train(rate: float, steps: int) -> str:
 reveal_type(launch(train, 0.1, 3, num_processes=2))
 reveal_type(launch(lambda: 3.5))
 reveal_type(launch(partial(train, steps=3), 0.1))
-reveal_type(launch_all_ranks(train, (0.1, 3)))
+reveal_type(launch_all_ranks(train, 0.1, 3))
 reveal_type(notebook_launcher(train, (0.1, 3), num_processes=2))
 launch(train, "fast", 3)  # wrong
 launch(train, 0.1)  # wrong
@@ -401,3 +399,19 @@ def test_a_type_checker_knows_what_comes_back_and_what_is_wrong(tmp_path):
     wrong = {int(line.split(":")[1]) for line in lines if ": error:" in line}
     text = SAMPLE.splitlines()
     assert wrong == {n for n, line in enumerate(text, 1) if line.endswith("# wrong")}
+
+
+def test_an_error_in_a_script_shows_the_line_that_raised():
+    with pytest.raises(WorkerError) as caught:
+        launch(divide, num_processes=2)
+    shown = "".join(format_exception(caught.value))
+    assert "return 1 // 0" in shown
+    assert "In rank" in shown
+
+
+def divide() -> int:
+    return 1 // 0
+
+
+def test_a_memory_limit_may_be_text():
+    assert launch(place, num_processes=1, memory_limit="8GB") == (0, 1)
