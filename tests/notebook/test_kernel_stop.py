@@ -201,6 +201,27 @@ def test_a_soft_stop_ends_all_ranks_at_one_step_and_keeps_the_model(lab: KernelS
     assert lab.value("(type(model).__name__, model.weight.shape[1])") == "('Linear', 4)"
 
 
+EPOCHS = TRAIN.replace("model,steps,seen", "epochs,judged,steps").replace(
+    "steps = train()",
+    """for epochs in range(1, 50):
+    steps = train()
+    with torch.no_grad():
+        judged = sum(1 for batch in data)
+    if accelerator.stopped:
+        break""",
+)
+
+
+def test_a_stop_tells_the_loop_over_epochs_and_leaves_evaluations_whole(lab: KernelSession):
+    cell = lab.start(EPOCHS)
+    cell.wait_for_output("go")
+    lab.interrupt()
+    assert cell.wait(30).status == "ok"
+    assert lab.value("epochs") == "1"
+    assert int(lab.value("steps")) < 5000
+    assert lab.value("judged") == "5000"
+
+
 def test_two_quick_interrupts_of_a_training_loop_end_it_hard(lab: KernelSession):
     cell = lab.start(TRAIN + "while True:\n    time.sleep(0.1)\n")
     cell.wait_for_output("go")
